@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 __all__ = ["OPTIONS", "backward", "batch", "made", "rule", "weights"]
 
-# Methods, and what they are given.
+# Methods and their options.
 OPTIONS: dict[str, dict[str, Any]] = {
     "spardl": {"density": 0.2},
     "oktopk": {"density": 0.2},

@@ -69,7 +69,7 @@ def complaint(call: Callable[[], Any]) -> str:
     return "nothing"
 
 
-# By what is called on a rank: what both are told.
+# Calls of a rank, with the message that both workers raise.
 HANDLES: list[tuple[Callable[[int], Any], str]] = [
     (
         lambda rank: synchronize(parameters(50), ["spardl", "topka"][rank], density=0.1),

@@ -33,7 +33,7 @@ def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", LIMITS[0])
 
 
-# --- who adds up
+# --- choice of the communicator
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -41,7 +41,7 @@ def test_the_backend_is_the_default_communicator(name: str) -> None:
     assert choose_method(name, {}).communicator == choose_method(name, {}, "wfbp").communicator == Backend()
     assert choose_method(name, {"communicator": "dense"}).communicator == Dense()
     assert choose_method(name, {"communicator": "backend", "halves": True}).communicator == Backend(halves=True)
-    # What can be cut in two is asked of, and what is given whole stays as it is.
+    # DeAR needs splittable sums; a method object stays unchanged.
     assert (
         choose_method(name, {}, "dear").communicator == choose_method(name, {}, spardl.Dear()).communicator == Dense()
     )

@@ -88,7 +88,7 @@ def frames(kind: str) -> int:
 
     compiled = torch.compile(step, backend="eager")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.compile itself reads .grad of tensors that have none
+        warnings.simplefilter("ignore")  # torch.compile reads .grad of non-leaf tensors
         for batch in batches(model, range(5)):
             compiled(batch)
     assert counters["frames"]["ok"]

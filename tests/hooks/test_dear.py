@@ -101,7 +101,7 @@ def test_dear_detached_before_a_step_leaves_equal_weights() -> None:
     assert first == second
 
 
-# torch itself asks for it while it compiles.
+# torch reads it while compiling.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_dear_supports_in_place_compile_but_not_wrappers() -> None:
     def trained(method: spardl.Method | None) -> Tensor:

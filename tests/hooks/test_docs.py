@@ -15,7 +15,7 @@ from tests.harness import run_workers
 from tests.labs import ROOT
 
 PAGE = (ROOT / "docs" / "your-own-loop.md").read_text()
-# Shards cannot be compared outside their processes; local steps are averaged every 30th, and the test takes four.
+# Shards cannot be compared outside their processes; Outer averages every 30 steps, and the test makes four.
 NOT_COMPARED = {"Between nodes only", "Local steps"}
 BLOCKS = re.findall(r"^## (.*?)\n.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 

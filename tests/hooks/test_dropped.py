@@ -112,7 +112,7 @@ def test_synchronizer_without_a_reference() -> None:
         model, alone = made(), made()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            synchronized(model)  # did, and says nothing
+            synchronized(model)  # has averaged, so it does not warn
             alone.load_state_dict(model.state_dict())
             optimizers = [rule(model), rule(alone)]
             spardl.Synchronizer(model.named_parameters(), optimizer=optimizers[0])
@@ -139,7 +139,7 @@ def test_optimizer_of_a_dropped_handle_works_alone(method: str) -> None:
         ddp = DistributedDataParallel(model)
         handle = spardl.attach(ddp, method, optimizer=optimizers[0])
         assert handle.method.momentum.moved == (method == "spardl")
-        if method == "spardl":  # otherwise its state is of the steps before
+        if method == "spardl":  # other methods keep the state of earlier steps
             optimizers[0].zero_grad()
             ddp(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
             optimizers[0].step()

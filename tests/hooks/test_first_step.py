@@ -39,7 +39,7 @@ def signatures() -> int:
 
 
 def compiled_in_training(path: type[Path], options: dict[str, Any]) -> int:
-    # Long enough for every kernel, and of a type that nobody has compiled for.
+    # Long enough for every kernel, and of a dtype without compiled kernels.
     model = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 5)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     made = path(model, {"optimizer": optimizer, **options})

@@ -61,7 +61,7 @@ def test_fragments_resume_bit_exactly_from_any_step(method: str) -> None:
             aloft.append(len(saved["outer"]["outer"]["aloft"]))
             runs.append(before + trained(outer, model, range(stop + 1, steps)))
             outer.close()
-            # As if the process had begun anew.
+            # As in a new process.
             model, own, outer = streamed(method, rank, saved)
             runs.append(before + trained(outer, model, range(stop + 1, steps)))
             outer.close()
@@ -114,7 +114,7 @@ def test_after_an_exchange_fragments_are_equal_on_all_workers() -> None:
     assert all(same_bits(*pair) for pair in zip(one[0], other[0], strict=True))
     assert (
         one[1] == other[1] == 2 * 4 + 2
-    )  # those of exchange(); and one each that was due after 2 steps and had landed
+    )  # those of exchange(), and one each that was due after 2 steps and has been applied
 
 
 def test_worker_lost_during_local_steps_raises_at_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

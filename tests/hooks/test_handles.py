@@ -234,7 +234,7 @@ def test_gradients_with_a_graph_leave_nothing_behind() -> None:
         synchronizer = spardl.Synchronizer(model.named_parameters(), "spardl")
         for batch in batches(model, range(2)):
             with synchronizer, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's own, of create_graph
+                warnings.simplefilter("ignore")  # torch warns about create_graph
                 loss_of(model, batch).backward(create_graph=True)
         carried = synchronizer._averager.gradient.vectors
         synchronizer.detach()

@@ -72,7 +72,7 @@ HANDLES: dict[str, Callable[[], Any]] = {
 }
 
 
-# What older states lack, and load without.
+# Keys that older states lack.
 OLDER = {"partition", "usage", "kept", "decided", "trials", "left", "aloft", "fragments", "exchanges"}
 
 

@@ -23,7 +23,7 @@ from tests.harness import run_workers
 from tests.hooks.loops import batches, loss_of, made, weights
 
 STEPS = 8
-# Some gradients of attention are rounding errors of zero, which Adam would make as large as others.
+# Some gradients of attention are zero up to rounding errors, which Adam would scale to full size.
 EPS = 1e-4
 PART = spardl.Method(spardl.TopK(0.1), spardl.SparDL(), spardl.GlobalResidual(), spardl.AutoMomentum())
 MEASURED = replace(PART, momentum=spardl.AutoMomentum(update_scale="measured"))

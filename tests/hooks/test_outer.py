@@ -45,7 +45,7 @@ def test_exchange_in_every_step_equals_plain_training_bitwise(workers: int) -> N
 def test_equals_a_loop_over_all_workers(lr: float, momentum: float) -> None:
     def work(cluster: ProcessGroupCluster) -> list[Tensor]:
         (rank,) = cluster.local_ranks
-        # Weights of rank 0 are those that count.
+        # Weights of rank 0 are used on all workers.
         model = made(seed=rank)
         outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=3, lr=lr, momentum=momentum)
         found = []
@@ -99,9 +99,9 @@ def test_weights_are_equal_after_exchanges_and_resume_exactly(method: str) -> No
         outer.close()
         found = [straight]
         model, own, outer = begun()
-        # Twice: what was loaded is not changed by going on.
+        # Twice: training must not change the loaded state.
         for _ in range(2):
-            own.load_state_dict(copy.deepcopy(saved[1]))  # torch would go on in the memory it is given
+            own.load_state_dict(copy.deepcopy(saved[1]))  # torch would modify the saved tensors
             outer.load_state_dict(saved[2])
             assert outer.since == 1
             trained(range(5, 8))
@@ -135,7 +135,7 @@ def test_differences_that_are_not_sent_are_kept() -> None:
     rows = run_workers(4, work)
     differences, averages, residuals = (torch.stack(each) for each in zip(*rows, strict=True))
     assert averages[0].count_nonzero() < 8
-    # As sums, since residuals lie in the order of the backward pass.
+    # Compared as sums, because residuals are in the order of the backward pass.
     torch.testing.assert_close(residuals.sum() + 4 * averages[0].sum(), differences.sum(), rtol=1e-9, atol=1e-9)
 
 

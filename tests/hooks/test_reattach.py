@@ -19,7 +19,7 @@ from tests.hooks.loops import Ddp, batches, loss_of, made, train, weights
 
 WORKERS = 3
 FIRST: dict[str, Any] = {"method": "spardl", "density": 0.1}
-SECOND: dict[str, Any] = {"method": "topka", "density": 0.3, "bucket_mb": 0.001}  # other groups, too
+SECOND: dict[str, Any] = {"method": "topka", "density": 0.3, "bucket_mb": 0.001}  # also other groups
 
 
 class Counted:
@@ -67,8 +67,8 @@ def test_another_method_inherits_the_residual(between: int) -> None:
             job.step(number)
         found = [job.lost(first)]
         first.detach()
-        spardl.attach(job.ddp, **SECOND).detach()  # makes no step, and loses nothing
-        for number in range(5, 5 + between):  # plain averages, while the residual waits
+        spardl.attach(job.ddp, **SECOND).detach()  # makes no step and loses nothing
+        for number in range(5, 5 + between):  # dense averages, while the residual is kept
             job.step(number)
             exact = torch.cat([parameter.grad.flatten() for parameter in job.model.parameters()])  # type: ignore[union-attr]
             assert exact.count_nonzero() == 820

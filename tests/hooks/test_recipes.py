@@ -28,7 +28,7 @@ CHOICES = sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.y
 def parts(method: spardl.Method) -> tuple[Any, ...]:
     """Returns what two methods must have in common; rules are identified by their type."""
     rules = (type(method.residual), type(method.momentum))
-    factor = getattr(method.momentum, "factor", None)  # weight decay is the affair of who has the weights
+    factor = getattr(method.momentum, "factor", None)  # weight decay belongs to the optimizer
     return method.compressor, method.communicator, *rules, factor, method.warmup, method.wire
 
 

@@ -84,7 +84,7 @@ def test_no_mass_is_lost_in_a_skipped_step(kind: str) -> None:
         return float(given.double().sum()), float((left.double() + taken.double()).sum())
 
     rows = run_workers(2, work)
-    # Each worker's average counts for one of the two that it is the mean of.
+    # The average is the mean of two workers, so each accounts for half of it.
     assert sum(row[0] for row in rows) == pytest.approx(sum(row[1] for row in rows), rel=1e-5)
 
 
@@ -155,7 +155,7 @@ def test_overflowing_sum_reaches_scaler_and_returns_to_residual() -> None:
         return found
 
     for first, second, third in run_workers(2, work):
-        # Half of what two workers can have at most, at a 64th of the scale.
+        # Half of the largest value for two workers, at 1/64 of the scale.
         assert (first, third) == (torch.inf, 4.0)
         assert 65504 / 2 / 64 < second < 65504 / 2 / 64 + 5
 

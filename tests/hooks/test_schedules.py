@@ -209,7 +209,7 @@ def test_the_state_round_trip(name: str) -> None:
             strict=True,
         ):
             part.load_state_dict(values)
-        # Groups that are measured differ from run to run, and with them what a sparse method finds.
+        # Measured groups differ between runs, and so do the entries that a sparse method selects.
         return name in ("mg_wfbp", "layer_fusion") or torch.equal(again.run(range(4, STEPS)), expected)
 
     assert on_all(work)

@@ -28,7 +28,7 @@ def test_the_first_step_takes_no_seconds() -> None:
     meter = Meter(ledger, 2)
     assert meter.stats(100, 0).seconds["select"] == 0
     step(ledger, meter, 60)
-    assert meter.stats(100, 0).seconds["select"] == 60  # there is no other yet
+    assert meter.stats(100, 0).seconds["select"] == 60  # the only step is included
     for _ in range(3):
         step(ledger, meter, 0.5)
     found = meter.stats(100, 2)

@@ -57,11 +57,11 @@ def _backward(ddp: nn.Module, step: int, rank: int, factor: float = 1.0) -> bool
 def test_torch_powersgd_needs_one_bucket_and_no_find_unused(options: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> None:
         faulthandler.disable()
-        # It may hang for longer than gloo's timeout, in torch's own code, where no handler in Python runs.
+        # It may hang in torch for longer than gloo's timeout, where no Python signal handler runs.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(12)
         ddp = _ddp(_powersgd(), Two(), **options)
-        for step in range(300):  # messages are mixed up in every third or so
+        for step in range(300):  # about every third step mixes up messages
             _backward(ddp, step, cluster.local_ranks[0])
 
     with pytest.raises(WorkerError):
@@ -102,7 +102,7 @@ def test_torch_powersgd_gives_nans_for_matrix_without_gradient() -> None:
         found, ours = [], DistributedDataParallel(Two())
         spardl.attach(ours, "powersgd", rank=1)
         for ddp in (_ddp(_powersgd(), Two()), _ddp(_powersgd(orthogonalization_epsilon=1e-8), Two()), ours):
-            nn.init.constant_(ddp.module.first.bias, -100)  # no unit is ever on
+            nn.init.constant_(ddp.module.first.bias, -100)  # no unit is ever active
             found.append([_backward(ddp, step, cluster.local_ranks[0]) for step in range(4)])
         return found
 

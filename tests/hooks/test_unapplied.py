@@ -26,7 +26,7 @@ def told(work: Callable[[], Any]) -> str:
     """Returns the error or the warnings, if any."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warnings.simplefilter("ignore", ResourceWarning)  # nothing here is detached
+        warnings.simplefilter("ignore", ResourceWarning)  # handles are not detached here
         try:
             work()
         except ConfigError as error:
@@ -366,13 +366,13 @@ def test_detach_resets_the_optimizer_state() -> None:
         loop.step(1)
         loop.handle.detach()
         before = weights(loop.model)
-        anew = Loop(None)
-        anew.model.load_state_dict(loop.model.state_dict())
-        for each in (loop, anew):
+        fresh = Loop(None)
+        fresh.model.load_state_dict(loop.model.state_dict())
+        for each in (loop, fresh):
             each.handle = None
             each.step(2)
-        assert not torch.equal(before, anew.end())
-        return float((loop.end() - anew.end()).abs().max())
+        assert not torch.equal(before, fresh.end())
+        return float((loop.end() - fresh.end()).abs().max())
 
     assert max(run_workers(2, work)) < 1e-12
 
@@ -415,7 +415,7 @@ def test_joint_early_stop_and_finished_join_blocks_are_allowed() -> None:
         return loop.end()
 
     def work(cluster: ProcessGroupCluster) -> bool:
-        # Momentum begins where the handle takes over, so plain DDP is no comparison.
+        # Momentum starts when the handle takes over, so results differ from plain DDP.
         return torch.equal(trained(WHOLE, within=True), trained(WHOLE, within=False))
 
     assert run_workers(2, work) == [True, True]

@@ -147,7 +147,7 @@ def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
             for path in (tmp_path / "dense").glob("spardl-*"):
                 path.unlink()
         dist.barrier()
-        # Where it writes is another run's checkpoint of the same step.
+        # Its output folder has another run's checkpoint of the same step.
         (tmp_path / "other" / "checkpoint-4").mkdir(parents=True, exist_ok=True)
         elsewhere = trained(tmp_path / "other", options, str(moved))
         fresh = {**options, "fresh": True}
@@ -240,7 +240,7 @@ def test_failed_training_restores_the_clipping_limit(tmp_path: Path) -> None:
                 found.append(made.args.max_grad_norm)
             made.train()
             assert callback.handle is not None
-            assert callback.handle.gradient_norm is not None  # measured only where the handle clips
+            assert callback.handle.gradient_norm is not None  # measured only if the handle clips
             found.append(made.args.max_grad_norm)
         return found
 

@@ -23,7 +23,7 @@ def imported(module: str, extra: str) -> None:
 
 
 def launched(work: Callable[[], Any], workers: int = 2) -> list[Any]:
-    """Calls ``work()`` in so many processes, with a process group and torchrun's variables, and returns the results."""
+    """Calls ``work()`` in ``workers`` processes with a process group and torchrun's variables; returns the results."""
     port = free_port()
 
     def target(cluster: ProcessGroupCluster) -> Any:
@@ -41,7 +41,7 @@ def launched(work: Callable[[], Any], workers: int = 2) -> list[Any]:
             HF_HUB_OFFLINE="1",
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the other library are its own affair
+            warnings.simplefilter("ignore")  # warnings of the third-party library
             return work()
 
     return run_workers(workers, target)

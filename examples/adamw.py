@@ -1,9 +1,9 @@
-"""A small transformer with AdamW in four ways: dense, one worker alone, and 1% of it with and without `optimizer=`.
+"""A small transformer with AdamW in four ways: dense, a single worker, and 1% sent with and without `optimizer=`.
 
 torchrun --standalone --nproc-per-node 4 examples/adamw.py
 
-It takes two to four minutes on two cores; `--steps 100 --width 32 --layers 2` is sooner done. Each way has its own best
-learning rate, and an option for another: `--published 0.001`. The text, and so the losses, differ between Pythons.
+It takes two to four minutes on two cores; `--steps 100 --width 32 --layers 2` is faster. Each way has its own best
+learning rate, which an option changes: `--published 0.001`. The text, and so the losses, depend on the Python version.
 """
 
 import argparse
@@ -17,18 +17,18 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 
-RATES = {"dense": 0.02, "moved": 0.015, "alone": 0.01, "published": 0.003}  # each the best of two to four
+RATES = {"dense": 0.02, "moved": 0.015, "alone": 0.01, "published": 0.003}  # each is the best of two to four candidates
 WINDOW, BATCH = 64, 16
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
 parser.add_argument("--steps", type=int, default=300)
-parser.add_argument("--width", type=int, default=64, help="of the model: a multiple of 4")
+parser.add_argument("--width", type=int, default=64, help="width of the model, a multiple of 4")
 parser.add_argument("--layers", type=int, default=4)
 for name, rate in RATES.items():
     parser.add_argument(f"--{name}", type=float, default=rate, metavar="RATE", help=f"learning rate (default: {rate})")
 options = parser.parse_args()
 
-# The reference that help() shows, every paragraph once; the last tenth is to validate.
+# The text of help(), each paragraph once; the last tenth is the validation set.
 text = "\n\n".join(dict.fromkeys(part for name in sorted(topics) for part in topics[name].split("\n\n")))
 alphabet = sorted(set(text))
 characters = torch.tensor(list(map({each: i for i, each in enumerate(alphabet)}.get, text)))
@@ -48,7 +48,7 @@ class Transformer(nn.Module):
         self.register_buffer("mask", nn.Transformer.generate_square_subsequent_mask(WINDOW))
 
     def forward(self, windows):
-        """The loss of windows of WINDOW + 1 characters."""
+        """Returns the loss of windows of WINDOW + 1 characters."""
         hidden = self.embedding(windows[:, :-1]) + self.positions.weight
         hidden = self.blocks(hidden, self.mask, is_causal=True)
         logits = hidden @ self.embedding.weight.T
@@ -56,21 +56,21 @@ class Transformer(nn.Module):
 
 
 def schedule(step):
-    """Warm-up in the first fifth, then a cosine down to 0."""
+    """Returns the factor of the learning rate: warm-up in the first fifth, then a cosine down to 0."""
     done, warm = (step + 1) / options.steps, 0.2
     return done / warm if done < warm else (1 + math.cos(math.pi * (done - warm) / (1 - warm))) / 2
 
 
 def fit(way, rate):
-    """Trains in one of the ways; returns the validation loss, and the share of dense bytes that was sent."""
+    """Trains in one of the ways; returns the validation loss and the share of dense bytes sent."""
     torch.manual_seed(0)
     model = Transformer(options.width, options.layers)
     trained = model if way == "alone" else DistributedDataParallel(model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
     handle = None
-    if way == "published":  # gradients are compressed, and AdamW sees their averages
+    if way == "published":  # compresses gradients; AdamW gets their averages
         handle = spardl.attach(trained, "spardl", density=0.01, recipe="published")
-    elif way == "moved":  # every worker's own updates are compressed, and AdamW only applies their averages
+    elif way == "moved":  # compresses each worker's updates; AdamW only applies their averages
         handle = spardl.attach(trained, "spardl", density=0.01, optimizer=optimizer, clip_norm=1.0)
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, schedule)
     draws = torch.Generator().manual_seed(dist.get_rank())
@@ -78,7 +78,7 @@ def fit(way, rate):
         starts = torch.randint(len(train) - WINDOW, (BATCH, 1), generator=draws)
         optimizer.zero_grad()
         trained(train[starts + torch.arange(WINDOW + 1)]).backward()
-        if way != "moved":  # there, .grad is an update already, and clip_norm= has limited the gradient
+        if way != "moved":  # "moved": .grad is an update, whose gradient clip_norm= has already clipped
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()

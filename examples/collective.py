@@ -1,4 +1,4 @@
-"""The collective alone: the average of a tensor, what was left out of it, and what it cost.
+"""A single collective call: the average of a tensor, the residual, and the cost.
 
 torchrun --standalone --nproc-per-node 2 examples/collective.py
 """
@@ -14,7 +14,7 @@ rank, workers = dist.get_rank(), dist.get_world_size()
 tensor = torch.randn(500, 200, generator=torch.Generator().manual_seed(rank))
 for method, options in (("none", {}), ("spardl", {"density": 0.01}), ("topka", {"density": 0.01}), ("powersgd", {})):
     reduced = spardl.all_reduce(tensor, method, **options)
-    # Nothing is lost: what is in no average is in somebody's residual, to be added to that worker's next tensor.
+    # Nothing is lost: entries that are in no average are in residuals, which workers add to their next tensors.
     kept = reduced.residual / workers
     dist.all_reduce(kept)
     mean = tensor / workers

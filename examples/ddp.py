@@ -1,4 +1,4 @@
-"""DistributedDataParallel with 1% of the gradient; --plain for DDP as it is.
+"""DistributedDataParallel that sends 1% of the gradient; --plain runs DDP without spardl.
 
 torchrun --standalone --nproc-per-node 2 examples/ddp.py
 """
@@ -28,7 +28,7 @@ for step in range(1, 201):
     targets = teacher(inputs).argmax(1)
     loss = nn.functional.cross_entropy(ddp_model(inputs), targets)
     optimizer.zero_grad()
-    loss.backward()  # gradients are averages when this returns
+    loss.backward()  # .grad holds averages when this returns
     optimizer.step()
     if rank == 0 and step % 50 == 0:
         print(f"step {step}: loss {loss.item():.3f}")

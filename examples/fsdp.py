@@ -1,4 +1,4 @@
-"""FSDP2 inside each node, and 1% of the gradient between nodes: here two "nodes" of two workers.
+"""FSDP2 inside each node, and 1% of the gradient between nodes; here, two "nodes" of two workers.
 
 torchrun --standalone --nproc-per-node 4 examples/fsdp.py
 """

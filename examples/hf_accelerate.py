@@ -1,4 +1,4 @@
-"""Hugging Face Accelerate: one line after prepare(); save_state() and load_state() keep residuals, too.
+"""Hugging Face Accelerate: one line after prepare(); save_state() and load_state() include residuals.
 
 pip install '.[accelerate]'
 torchrun --standalone --nproc-per-node 2 examples/hf_accelerate.py

@@ -1,4 +1,4 @@
-"""A Trainer of Hugging Face's transformers: one line before train(). A tiny BERT learns what the first word is like.
+"""The Trainer of Hugging Face transformers: one line before train(). A tiny BERT classifies texts by their first word.
 
 pip install '.[accelerate]'
 torchrun --standalone --nproc-per-node 2 examples/hf_trainer.py OUTPUT_FOLDER
@@ -24,7 +24,7 @@ arguments = TrainingArguments(
     learning_rate=1e-3,
     lr_scheduler_type="constant",
     logging_steps=16,
-    save_steps=16,  # checkpoints have the residuals of every worker
+    save_steps=16,  # checkpoints include the residuals of every worker
     report_to="none",
     use_cpu=True,
     disable_tqdm=True,

@@ -1,4 +1,4 @@
-"""Lightning: a strategy. Each checkpoint has the residuals of every worker in a folder beside it.
+"""Lightning: one strategy. Each checkpoint has the residuals of every worker in a folder next to it.
 
 pip install '.[lightning]'
 python examples/lightning_fit.py OUTPUT_FOLDER
@@ -15,24 +15,24 @@ from spardl.hooks.adapters.lightning import SpardlStrategy
 
 
 class Classifier(lightning.LightningModule):
-    """Names the largest of four numbers."""
+    """Predicts which of the first four inputs is the largest."""
 
     def __init__(self):
         super().__init__()
         self.net = nn.Sequential(nn.Linear(32, 256), nn.ReLU(), nn.Linear(256, 4))
 
     def training_step(self, batch, number):
-        """The loss of a batch."""
+        """Returns the loss of a batch."""
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         return loss
 
     def on_train_epoch_end(self):
-        """Says how far it is; on the first worker only, as ``self.print`` does."""
+        """Prints the progress, on the first worker only, as ``self.print`` does."""
         self.print(f"epoch {self.current_epoch + 1}: loss {self.trainer.callback_metrics['loss'].item():.3f}")
 
     def configure_optimizers(self):
-        """AdamW; each worker keeps its moments, and updates are averaged."""
+        """Returns AdamW: each worker keeps its own moments, and updates are averaged."""
         return torch.optim.AdamW(self.parameters(), lr=0.003)
 
 

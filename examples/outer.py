@@ -1,4 +1,4 @@
-"""Local training: workers exchange 5% of how far they have come, once in ten steps, rather than gradients in every one.
+"""Local training: workers exchange 5% of their weight changes every ten steps, instead of gradients in every step.
 
 torchrun --standalone --nproc-per-node 2 examples/outer.py
 """
@@ -12,7 +12,7 @@ import spardl
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
-torch.manual_seed(rank)  # weights of rank 0 go to all
+torch.manual_seed(rank)  # Outer copies the weights of rank 0 to all workers
 lstm, head = nn.LSTM(16, 64, batch_first=True), nn.Linear(64, 16)
 model = nn.ModuleList([lstm, head])
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -24,11 +24,11 @@ for step in range(1, 201):
     optimizer.zero_grad()
     loss = nn.functional.mse_loss(head(lstm(waves[:, :-1])[0]), waves[:, 1:])
     loss.backward()
-    outer.step()  # in place of optimizer.step()
+    outer.step()  # instead of optimizer.step()
     if rank == 0 and step % 50 == 0:
         print(f"step {step}: loss {loss.item():.4f}")
 
 if rank == 0:
-    print(outer.stats())  # a step of which is an exchange
+    print(outer.stats())  # its steps are exchanges
 outer.close()
 dist.destroy_process_group()

@@ -1,8 +1,8 @@
-"""A method of one's own, without touching spardl: entries take turns, and wait in the residual until it is theirs.
+"""A custom method outside spardl: entries are sent in turn, and stay in the residual until their turn.
 
 torchrun --standalone --nproc-per-node 2 examples/own_method.py
 
-To give it a name for everybody (``spardl.attach(ddp_model, "round_robin")``), a package's pyproject.toml has:
+To give it a name that every program can use (``spardl.attach(ddp_model, "round_robin")``), add to pyproject.toml:
 [project.entry-points."spardl.methods"]
 round_robin = "own_method:make"
 """
@@ -21,18 +21,18 @@ from spardl.method import LocalResidual
 
 @dataclass(frozen=True)
 class RoundRobin(SharedChoice):
-    """Sends the next k entries in each step, from the first to the last and again; no position travels."""
+    """Sends the next k entries in each step, cyclically; positions need not be sent."""
 
     name = "round_robin"
 
     def positions(self, context, device):
-        """Where they are; strictly increasing, the same on all workers."""
+        """Returns the positions to send: strictly increasing, equal on all workers."""
         n, k = context.layout.length, self.count(context)
         return ((context.step * k + torch.arange(k, device=device)) % n).sort().values
 
 
 def make(density=0.01):
-    """The whole method: what is sent, how it is added up, and where the rest goes."""
+    """Returns the method: which entries are sent, how they are summed, and where the others are kept."""
     return spardl.Method(RoundRobin(density), Dense(), LocalResidual())
 
 

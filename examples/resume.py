@@ -1,7 +1,7 @@
-"""A training that is cut in the middle and goes on, bit for bit: each rank saves what its handle carries.
+"""A training that is interrupted and resumed with identical bits: each rank saves the state of its handle.
 
 torchrun --standalone --nproc-per-node 2 examples/resume.py checkpoint  # steps 1 to 50, then saves
-torchrun --standalone --nproc-per-node 2 examples/resume.py checkpoint  # goes on with steps 51 to 100
+torchrun --standalone --nproc-per-node 2 examples/resume.py checkpoint  # resumes with steps 51 to 100
 """
 
 import sys
@@ -28,10 +28,10 @@ saved = torch.load(path) if path.exists() else {"step": 0}
 first = saved["step"] + 1
 steps = [0] * dist.get_world_size()
 dist.all_gather_object(steps, saved["step"])
-if len(set(steps)) > 1:  # it was cut while ranks saved
+if len(set(steps)) > 1:  # interrupted while ranks were saving
     if rank == 0:
-        print(f"error: {path.parent} has steps {steps} of the ranks; all must be equal: delete it", file=sys.stderr)
-    dist.barrier()  # nobody ends, and is missed, before it is said
+        print(f"error: ranks in {path.parent} saved different steps {steps}; delete it", file=sys.stderr)
+    dist.barrier()  # no rank exits before the message is printed
     dist.destroy_process_group()
     sys.exit(2)
 if saved["step"]:
@@ -48,9 +48,9 @@ for step in range(first, first + 50):
 
 path.parent.mkdir(exist_ok=True)
 parts = {"model": model, "optimizer": optimizer, "handle": handle}
-beside = path.with_suffix(".new")
-torch.save({"step": step, **{name: part.state_dict() for name, part in parts.items()}}, beside)
-beside.replace(path)  # so a rank's file is never half written
+temporary = path.with_suffix(".new")
+torch.save({"step": step, **{name: part.state_dict() for name, part in parts.items()}}, temporary)
+temporary.replace(path)  # atomic, so a file is never half written
 if rank == 0:
     print(f"step {step}: sum of all weights {sum(p.double().sum().item() for p in model.parameters()):.12f}")
 dist.destroy_process_group()

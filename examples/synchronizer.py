@@ -1,4 +1,4 @@
-"""Without DDP: gradients are averaged as the backward pass completes them, here of four micro-batches a step.
+"""Without DDP: averages gradients as the backward pass completes them, here with four micro-batches per step.
 
 torchrun --standalone --nproc-per-node 2 examples/synchronizer.py
 """
@@ -12,7 +12,7 @@ import spardl
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
-torch.manual_seed(0)  # weights must be equal at first: nothing sends them
+torch.manual_seed(0)  # weights must be equal at the start, because none are sent
 lstm, head = nn.LSTM(16, 64, batch_first=True), nn.Linear(64, 16)
 model = nn.ModuleList([lstm, head])
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

@@ -103,7 +103,7 @@ def test_resume_stops_where_ranks_have_different_steps(tmp_path: Path) -> None:
     done = start(words, tmp_path)
     assert done.returncode != 0
     assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
-        "error: checkpoint has steps [50, 0] of the ranks; all must be equal: delete it"
+        "error: ranks in checkpoint saved different steps [50, 0]; delete it"
     ]
     assert 'resume.py", line' not in done.stderr  # no traceback but torchrun's own
 

@@ -1,4 +1,4 @@
-"""A small model that workers train alone, between exchanges."""
+"""A small model for local training between exchanges."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 __all__ = ["OPTIONS", "backward", "batch", "made", "rule", "weights"]
 
-# Methods, and what they are given.
+# Methods and their options.
 OPTIONS: dict[str, dict[str, Any]] = {
     "spardl": {"density": 0.2},
     "oktopk": {"density": 0.2},

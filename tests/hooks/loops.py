@@ -1,4 +1,4 @@
-"""Small models and training loops that the tests of all paths share."""
+"""Small models and training loops shared by the tests of all handles."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Cnn(nn.Module):
 
 
 class Transformer(nn.Module):
-    """One layer of attention; its embedding is its output, too."""
+    """One attention layer whose embedding is also its output layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -54,7 +54,7 @@ MODELS: dict[str, type[Any]] = {"cnn": Cnn, "transformer": Transformer}
 
 
 def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
-    """Something that depends on all weights, a mean over the examples."""
+    """Returns a loss that depends on all weights, as a mean over the examples."""
     out = model(batch)
     if out.dim() == 2:
         return F.cross_entropy(out, batch.abs().sum((1, 2, 3)).long() % out.shape[1])
@@ -67,7 +67,7 @@ def made(kind: str, dtype: torch.dtype = torch.float64) -> Any:
 
 
 def batches(model: Any, steps: Iterable[int], size: int = 4) -> list[Tensor]:
-    """This rank's batches of some steps."""
+    """Returns this rank's batches of some steps."""
     rank = dist.get_rank()
     return [model.batch(size, torch.Generator().manual_seed(1000 * step + rank)) for step in steps]
 
@@ -78,7 +78,7 @@ def weights(model: nn.Module) -> Tensor:
 
 @contextmanager
 def overflow_is_told(here: object) -> Iterator[None]:
-    """That a gradient was left out is a warning, once, if it was ``here``."""
+    """Expects one warning about a non-finite gradient if it was ``here``."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield
@@ -86,7 +86,7 @@ def overflow_is_told(here: object) -> Iterator[None]:
 
 
 class Path:
-    """One way to average gradients: from a model to what is called, stepped and saved.
+    """One way to average gradients of a model.
 
     Args:
         model: to be trained.
@@ -98,7 +98,7 @@ class Path:
         self.handle: Any = None
 
     def backward(self, parts: list[Tensor], loss: Loss = loss_of) -> None:
-        """The backward passes of a step."""
+        """Runs the backward passes of a step."""
         raise NotImplementedError
 
 
@@ -132,7 +132,7 @@ class Hooks(Path):
 
 
 class Collective(Path):
-    """The collective alone, one call for each parameter, with the residuals in the caller's hands."""
+    """One ``all_reduce`` call for each parameter, with residuals kept by the caller."""
 
     def __init__(self, model: nn.Module, options: dict[str, Any] | None) -> None:
         self.called, self._options = model, options or {}

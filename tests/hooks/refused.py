@@ -1,4 +1,4 @@
-"""What calls are refused with."""
+"""Error messages of calls that must fail."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["refusals"]
 
 
 def refusals(calls: Iterable[Callable[[], Any]]) -> list[str]:
-    """What each of some calls says as it raises a ConfigError, as each must."""
+    """Returns the message of the ConfigError that each of the calls must raise."""
     said = []
     for call in calls:
         with pytest.raises(ConfigError) as error:

@@ -1,4 +1,4 @@
-"""A small model in DDP, its loop, and methods that send all, with which training must be that of plain DDP."""
+"""A small DDP model, its loop, and methods that send everything, which must train like plain DDP."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def sgd(parameters: Any) -> torch.optim.Optimizer:
 
 
 class Loop:
-    """A small model, in DDP, and an optimizer that has its parameters, or others, too."""
+    """A small model in DDP, and an optimizer of all or some of its parameters."""
 
     def __init__(self, method: spardl.Method | None, schedule: str = "wfbp", *, without: int = 0, **ddp: Any) -> None:
         torch.manual_seed(4)
@@ -51,7 +51,7 @@ class Loop:
 
 
 class Parts(nn.Module):
-    """Of which one can be left out."""
+    """A model that can skip one of its layers."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -63,6 +63,6 @@ class Parts(nn.Module):
 
 
 def apart(trained: Callable[[spardl.Method | None], Tensor]) -> list[float]:
-    """How far each method that sends all ends from plain DDP."""
+    """Returns how far each method that sends everything ends from plain DDP."""
     plain = trained(None)
     return [float((trained(method) - plain).abs().max()) for method in (DENSE, WHOLE)]

@@ -1,4 +1,4 @@
-"""Workers that were not given the same: one line on every one of them, which names both values; no crash, no hang."""
+"""Workers with different settings: every worker raises one line that names both values."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def complaint(call: Callable[[], Any]) -> str:
     return "nothing"
 
 
-# By what is called on a rank: what both are told.
+# Calls of a rank, with the message that both workers raise.
 HANDLES: list[tuple[Callable[[int], Any], str]] = [
     (
         lambda rank: synchronize(parameters(50), ["spardl", "topka"][rank], density=0.1),
@@ -140,8 +140,8 @@ HANDLES: list[tuple[Callable[[int], Any], str]] = [
 ]
 
 
-def test_all_are_told_of_a_difference() -> None:
-    """One after the other in the same processes: nobody is left behind in an exchange."""
+def test_all_workers_report_a_difference() -> None:
+    """In the same processes, one after the other: no worker stays in an exchange."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         rank = cluster.local_ranks[0]
@@ -150,8 +150,8 @@ def test_all_are_told_of_a_difference() -> None:
     assert run_workers(2, work) == [[said + END for _, said in HANDLES]] * 2
 
 
-def test_a_state_that_some_have_loaded() -> None:
-    """Their steps differ, and with them what they send."""
+def test_state_loaded_on_some_workers_only() -> None:
+    """Their steps differ, and so do their messages."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         model = made("cnn")
@@ -178,7 +178,7 @@ def test_all_reduce_need_not_compare() -> None:
 
 
 class Handmade(LocalResidual):
-    """What users may put into a part: nothing of it may differ between two processes that were given the same."""
+    """Values that users may put into a part: they must look the same in two processes."""
 
     def __init__(self) -> None:
         self.chosen = {"b", "a"}
@@ -186,7 +186,7 @@ class Handmade(LocalResidual):
         self.object = object()
 
 
-def test_what_is_compared_is_plain() -> None:
+def test_compared_values_are_plain_text() -> None:
     method = spardl.Method(TopK(0.5), AllGather(), Handmade())
     facts = facts_of(method)
     assert facts["density"] == "0.5"

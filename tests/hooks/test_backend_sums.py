@@ -1,4 +1,4 @@
-"""Dense methods by name: handles let the backend add up, in DDP's own buckets, and train as bit for bit as the rest."""
+"""Dense methods by name: handles use sums of the backend, in DDP's buckets, and still resume bit-exactly."""
 
 from __future__ import annotations
 
@@ -30,24 +30,24 @@ STEPS = 6
 
 @pytest.fixture(autouse=True)
 def small_buckets(monkeypatch: pytest.MonkeyPatch) -> None:
-    """DDP's first bucket is small, so that there are several; ``bucket_cap_mb`` would set that of all."""
+    """Makes DDP's first bucket small, so that there are several; ``bucket_cap_mb`` would change all buckets."""
     monkeypatch.setattr(torch.distributed, "_DEFAULT_FIRST_BUCKET_BYTES", LIMITS[0])
 
 
-# --- who adds up
+# --- choice of the communicator
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_backend_unless_asked_otherwise(name: str) -> None:
+def test_the_backend_is_the_default_communicator(name: str) -> None:
     assert choose_method(name, {}).communicator == choose_method(name, {}, "wfbp").communicator == Backend()
     assert choose_method(name, {"communicator": "dense"}).communicator == Dense()
     assert choose_method(name, {"communicator": "backend", "halves": True}).communicator == Backend(halves=True)
-    # What can be cut in two is asked of, and what is given whole stays as it is.
+    # DeAR needs splittable sums; a method object stays unchanged.
     assert choose_method(name, {}, "dear").communicator == choose_method(name, {}, Dear()).communicator == Dense()
     assert choose_method(spardl.make_method(name), {}).communicator == Dense()
 
 
-def test_others_keep_their_own() -> None:
+def test_other_methods_keep_their_communicator() -> None:
     for name in set(spardl.method_names()) - set(NAMES):
         assert type(choose_method(name, {}).communicator) is type(spardl.make_method(name).communicator)
 
@@ -61,7 +61,7 @@ def test_others_keep_their_own() -> None:
         ({"density": 0.1}, "unknown option density; this method has"),
     ],
 )
-def test_what_cannot_be_asked_for(options: dict[str, Any], message: str) -> None:
+def test_invalid_requests(options: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message) as caught:
         choose_method("none", options)
     assert "\n" not in str(caught.value)
@@ -69,7 +69,7 @@ def test_what_cannot_be_asked_for(options: dict[str, Any], message: str) -> None
 
 @pytest.mark.parametrize("name", ["none", "fp16", "bf16"])
 @pytest.mark.parametrize("kind", PATHS)
-def test_replicas_are_equal_to_the_last_bit(kind: str, name: str) -> None:
+def test_replicas_are_bit_identical(kind: str, name: str) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[Tensor, Any]:
         model = made("cnn", torch.float32).double() if name == "none" else made("cnn")
         path = PATHS[kind](model, {"method": name})
@@ -83,7 +83,7 @@ def test_replicas_are_equal_to_the_last_bit(kind: str, name: str) -> None:
 
 @pytest.mark.parametrize("kind", PATHS)
 def test_dense_adds_up_in_the_order_of_the_ranks(kind: str) -> None:
-    """As the simulation does, wherever an entry is, also in DDP's buckets."""
+    """As in the simulation, for every position of an entry, also in DDP's buckets."""
 
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         model = made("cnn")
@@ -120,7 +120,7 @@ def flat(model: nn.Module) -> Tensor:
 
 
 def begun(name: str = "none", saved: Sequence[Mapping[str, Any]] = (), **ddp: Any) -> tuple[Any, Ddp, Any]:
-    """A model, the hook of its own DDP, whose buckets are those of a first step, and an optimizer."""
+    """Returns a model with a hook, in whose DDP buckets are those of a first step."""
     model = made("cnn")
     path = Ddp(model, {"method": name}, **ddp)
     rule = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
@@ -136,7 +136,7 @@ def go_back(parts: tuple[Any, Ddp, Any], saved: Sequence[Mapping[str, Any]]) -> 
 
 
 def run(parts: tuple[Any, Ddp, Any], steps: range) -> list[dict[str, Any]]:
-    """Some steps, and what is saved after them."""
+    """Makes some steps, and returns the state after them."""
     model, path, rule = parts
     for batch in batches(model, steps):
         rule.zero_grad()
@@ -149,7 +149,7 @@ def run(parts: tuple[Any, Ddp, Any], steps: range) -> list[dict[str, Any]]:
 
 
 def lent(path: Ddp) -> tuple[int, int]:
-    """Groups that are averaged in DDP's buffers, and all of them."""
+    """Returns the number of groups averaged in DDP's buffers, and of all groups."""
     averager = path.handle._averager
     return len(averager._lent), len(averager.engine.carried.groups)
 
@@ -171,7 +171,7 @@ def test_from_the_second_step_on_gradients_stay_in_ddps_buckets(view: bool) -> N
 
 
 @pytest.mark.parametrize("options", [{"bucket_mb": 25.0}, {"schedule": Wfbp()}, {"method": "spardl"}], ids=str)
-def test_who_asks_for_groups_gets_them(options: dict[str, Any]) -> None:
+def test_explicit_bucket_mb_is_respected(options: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[int, int]:
         model = made("cnn")
         path = Ddp(model, {"method": "none", **options})
@@ -183,7 +183,7 @@ def test_who_asks_for_groups_gets_them(options: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("after", [1, 2, 4])
 def test_a_saved_state_continues_bit_for_bit(after: int) -> None:
-    """Three workers' sums depend on the groups, and a new DDP has other buckets in its first step."""
+    """Sums of three workers depend on the groups, and a new DDP has other buckets in its first step."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, bool]:
         whole = begun()
@@ -199,8 +199,8 @@ def test_a_saved_state_continues_bit_for_bit(after: int) -> None:
     assert run_workers(3, work) == [(True, True)] * 3
 
 
-def test_a_state_that_dense_left_continues() -> None:
-    """Sums leave nothing in a state, so whoever adds up goes on with it; its groups are DDP's after one step."""
+def test_state_of_dense_training_continues() -> None:
+    """States of sums are empty, so any kind of sum can load them; groups are DDP's after one step."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, tuple[int, int]]:
         model = made("cnn")
@@ -246,7 +246,7 @@ def test_a_state_of_another_method_is_refused() -> None:
 
 
 def test_the_other_order_is_followed_by_copies(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where a bucket is no group, its gradients are copied, and the average is the same."""
+    """Gradients of a bucket that is no group are copied, with the same average."""
     monkeypatch.setattr(buckets, "_fill_buckets", lambda sizes, limits: [(0, 1), (1, len(sizes))])
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, tuple[int, int]]:

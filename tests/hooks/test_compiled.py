@@ -1,4 +1,4 @@
-"""Models that torch compiles, and losses under autocast: every path trains as DDP does with the same."""
+"""Compiled models and autocast: every handle trains like DDP."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ OPTIONS = {**ALL, "bucket_mb": 0.001}
 
 
 def outside(kind: type[Path], model: nn.Module, options: dict[str, Any] | None) -> Path:
-    """The wrapped model is compiled: with DDP, torch cuts the graph where buckets end."""
+    """Compiles the wrapped model: torch splits the graph where DDP buckets end."""
     path = kind(model, options)
     path.called = torch.compile(path.called, backend="aot_eager")  # type: ignore[assignment]
     return path
 
 
 def inside(kind: type[Path], model: nn.Module, options: dict[str, Any] | None) -> Path:
-    """The model is compiled, then wrapped."""
+    """Compiles the model, then wraps it."""
     return kind(torch.compile(model, backend="aot_eager"), options)  # type: ignore[arg-type]
 
 
@@ -58,7 +58,7 @@ def autocast(model: nn.Module, batch: Tensor) -> Tensor:
 
 @pytest.mark.parametrize("kind", ["cnn", "transformer"])
 def test_autocast(kind: str) -> None:
-    """Gradients are float32, of passes in bfloat16; in one group they are summed as DDP sums its bucket."""
+    """Gradients of bfloat16 passes are float32; a single group is summed as DDP sums its bucket."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, float]:
         models = [made(kind, torch.float32) for _ in range(3)]
@@ -73,7 +73,7 @@ def test_autocast(kind: str) -> None:
 
 
 def frames(kind: str) -> int:
-    """Trains a few steps, each compiled as a whole, and returns how many frames torch.compile looked at."""
+    """Trains a few steps, each compiled as a whole, and returns how many frames torch.compile traced."""
     torch._dynamo.reset()
     counters.clear()
     model = made("cnn")
@@ -88,7 +88,7 @@ def frames(kind: str) -> int:
 
     compiled = torch.compile(step, backend="eager")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch.compile itself reads .grad of tensors that have none
+        warnings.simplefilter("ignore")  # torch.compile reads .grad of non-leaf tensors
         for batch in batches(model, range(5)):
             compiled(batch)
     assert counters["frames"]["ok"]

@@ -1,4 +1,4 @@
-"""DeAR in a loop of a user's: what is loaded, read, copied or left out while an update is still to be made."""
+"""DeAR in a user's loop: loading, reading and copying while an update is pending."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
 
 
 def loaded(loop: Loop, what: str, saved: dict[str, Any]) -> Tensor:
-    """Loads between a step and the next forward pass, when DeAR's update is still on its way."""
+    """Loads between a step and the next forward pass, while DeAR's update is pending."""
     loop.step(3)
     getattr(loop, what).load_state_dict(saved[what])
     loop.step(4)
@@ -54,7 +54,7 @@ def test_dear_has_updated_before_something_is_loaded(method: spardl.Method) -> N
         assert max(found.values()) < 1e-12, found
 
 
-def test_dears_own_state_is_loaded_when_nothing_is_under_way() -> None:
+def test_dear_loads_its_state_with_nothing_in_flight() -> None:
     def work(cluster: object) -> bool:
         loop = Loop(spardl.make_method("spardl", density=0.3), "dear")
         for step in range(3):
@@ -101,9 +101,9 @@ def test_dear_detached_before_a_step_leaves_equal_weights() -> None:
     assert first == second
 
 
-# torch itself asks for it while it compiles.
+# torch reads it while compiling.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-def test_dear_waits_in_models_compiled_in_place_and_refuses_wrappers_inside() -> None:
+def test_dear_supports_in_place_compile_but_not_wrappers() -> None:
     def trained(method: spardl.Method | None) -> Tensor:
         loop = Loop(None)
         loop.model.compile(backend="eager")
@@ -124,8 +124,8 @@ def test_dear_waits_in_models_compiled_in_place_and_refuses_wrappers_inside() ->
         assert max(found) < 1e-12
 
 
-def test_dear_leaves_alone_what_nobody_used() -> None:
-    """Where DDP is told to look for it, after a step with all, too."""
+def test_dear_leaves_unused_parameters_unchanged() -> None:
+    """With find_unused_parameters, also after a step that uses all."""
 
     def trained(method: spardl.Method | None) -> Tensor:
         model = Parts()
@@ -168,9 +168,7 @@ def test_copies_of_a_model_that_dear_trains_are_plain_models() -> None:
 
 
 @pytest.mark.timeout(60)
-def test_dear_detached_after_a_worker_is_lost_leaves_a_model_that_can_be_saved(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_dear_detached_after_lost_worker_leaves_savable_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
     def work(cluster: ProcessGroupCluster) -> None:

@@ -1,4 +1,4 @@
-"""Backward passes whose gradients the loop discards, as a GAN's do: they leave no trace in what workers carry over."""
+"""Backward passes whose gradients the loop discards, as in GANs: residuals and moments stay unchanged."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ STEPS = 5
 
 
 class Trained(Loop):
-    """A discriminator; a generator's passes through it are discarded."""
+    """A discriminator; gradients of a generator's passes through it are discarded."""
 
     def __init__(self, schedule: str, make: Callable[..., torch.optim.Optimizer] | None = None) -> None:
         super().__init__(None)
@@ -41,7 +41,7 @@ class Trained(Loop):
 
 
 def adversarial(schedule: str, how: str, make: Callable[..., torch.optim.Optimizer] | None = None) -> Tensor:
-    """Weights after some steps, with discarded passes between them if ``how`` says how they are discarded."""
+    """Returns weights after some steps, with passes between them that are discarded as ``how`` says."""
     loop = Trained(schedule, make)
     for step in range(STEPS):
         loop.step(step)
@@ -54,13 +54,13 @@ def adversarial(schedule: str, how: str, make: Callable[..., torch.optim.Optimiz
 
 
 def told(caught: list[warnings.WarningMessage]) -> list[str]:
-    """What this library warned of; nothing is detached here."""
+    """Returns this library's warnings."""
     said = [str(each.message) for each in caught if not issubclass(each.category, ResourceWarning)]
     return [line for line in said if line.startswith("spardl")]
 
 
 def alone(*, generates: bool, discards: bool) -> Tensor:
-    """A Synchronizer; the discarded passes run outside its block."""
+    """A Synchronizer whose discarded passes run outside its block."""
     torch.manual_seed(2)
     model = nn.Linear(6, 4).double()
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -80,7 +80,7 @@ def alone(*, generates: bool, discards: bool) -> Tensor:
 
 
 def test_passes_on_applied_gradients_leave_no_trace() -> None:
-    """The textbook loop: the generator's pass adds to gradients that were applied, and zero_grad() comes after it."""
+    """The textbook loop: the generator's pass adds to applied gradients, before zero_grad()."""
 
     def work(cluster: object) -> list[bool]:
         with warnings.catch_warnings(record=True) as caught:
@@ -97,7 +97,7 @@ def test_passes_on_applied_gradients_leave_no_trace() -> None:
 
 
 def cleared(schedule: str, passes: int) -> tuple[Tensor, list[str]]:
-    """Discards averages that were made: ``passes`` in all, the first of which nobody could foresee."""
+    """Discards averages of ``passes`` passes, the first of which cannot be foreseen."""
     loop = Trained(schedule)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -110,7 +110,7 @@ def cleared(schedule: str, passes: int) -> tuple[Tensor, list[str]]:
 
 
 def test_averages_that_were_cleared_are_undone() -> None:
-    """The first costs a warning and is given back to residuals; from the second on there is a copy to go back to."""
+    """The first warns and returns to residuals; later ones are undone by a snapshot."""
 
     def work(cluster: object) -> list[Any]:
         found: list[Any] = []
@@ -126,7 +126,7 @@ def test_averages_that_were_cleared_are_undone() -> None:
 
 
 def test_averages_that_were_cleared_go_back_to_residuals() -> None:
-    """No mass is lost: the sum of residuals grows by the discarded pass's updates, which are momentum and gradient."""
+    """No mass is lost: residuals grow by the discarded pass's updates (momentum and gradient)."""
 
     def work(cluster: object) -> tuple[Tensor, Tensor]:
         loop = Trained("wfbp")
@@ -151,7 +151,7 @@ def _vector(state: dict[str, Any], name: str) -> Tensor:
 
 
 class Gan(nn.Module):
-    """Both in one module."""
+    """Generator and discriminator in one module."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -164,7 +164,7 @@ class Gan(nn.Module):
 
 
 def one_module(*, discards: bool) -> tuple[list[str], bool, str]:
-    """Warnings, whether residuals of the discriminator rest in the generator's pass, and what is refused."""
+    """Returns warnings, whether the discriminator's residuals stay unchanged, and errors."""
     model = DistributedDataParallel(Gan(), find_unused_parameters=True)
     net = model.module
     handle = spardl.attach(model, "spardl", density=0.2)
@@ -207,7 +207,7 @@ def test_one_module_with_two_optimizers() -> None:
 
 
 def clipped(limit: float, own: float | None, schedule: str, *, scaled: bool = False) -> str:
-    """What is said of a loop that clips, by the step in which it is said."""
+    """Returns errors and warnings of a loop that clips, with their step."""
     loop = Loop(None)
     scaler = GradScaler("cpu", init_scale=8.0) if scaled else None
     spardl.attach(loop.ddp, PART, schedule=schedule, optimizer=loop.optimizer, clip_norm=own, scaler=scaler)
@@ -231,7 +231,7 @@ def clipped(limit: float, own: float | None, schedule: str, *, scaled: bool = Fa
 
 
 def limited(*, twice: bool) -> Tensor:
-    """Weights of a handle with a limit, if ``twice`` in a loop with the same one."""
+    """Returns weights with ``clip_norm=``; if ``twice``, the loop clips to the same limit."""
     loop = Loop(None)
     spardl.attach(loop.ddp, PART, optimizer=loop.optimizer, clip_norm=0.01)
     for step in range(4):
@@ -262,8 +262,8 @@ CLIPPED: list[tuple[str, float, float | None, bool, str]] = [
 ]
 
 
-def test_a_loop_that_clips_is_told_in_the_first_step() -> None:
-    """Even where it limits nothing yet; with an equal limit it may stay, and changes nothing."""
+def test_clipping_loops_are_reported_in_the_first_step() -> None:
+    """Even if nothing is clipped yet; clipping to the same limit is allowed and has no effect."""
 
     def work(cluster: object) -> tuple[list[str], bool]:
         found = [clipped(limit, own, schedule, scaled=scaled) for schedule, limit, own, scaled, _ in CLIPPED]

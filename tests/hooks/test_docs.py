@@ -1,4 +1,4 @@
-"""The code of the page on training loops runs."""
+"""The code of docs/training-loop.md runs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.harness import run_workers
 from tests.labs import ROOT
 
 PAGE = (ROOT / "docs" / "training-loop.md").read_text()
-# Shards cannot be compared outside their processes; local steps are averaged every 30th, and the test takes four.
+# Shards cannot be compared outside their processes; Outer averages every 30 steps, and the test makes four.
 NOT_COMPARED = {"Between nodes only", "Local steps"}
 BLOCKS = re.findall(r"^## (.*?)\n.*?^```python\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
 
@@ -60,8 +60,8 @@ def test_every_part_of_the_page_has_code() -> None:
     assert len(BLOCKS) == PAGE.count("```python") >= 6
 
 
-def test_what_is_not_run_here_is_what_examples_do() -> None:
-    """Other people's trainers: their imports and calls are those of programs that a test runs."""
+def test_code_not_run_here_is_covered_by_examples() -> None:
+    """Code for third-party trainers: its imports and calls appear in programs that a test runs."""
     programs = "".join(path.read_text() for path in (ROOT / "examples").glob("*.py"))
     blocks = re.findall(r"^```py\n(.*?)^```", PAGE, flags=re.DOTALL | re.MULTILINE)
     assert len(blocks) == 3

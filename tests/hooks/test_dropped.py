@@ -1,4 +1,4 @@
-"""Handles that a loop forgets: their memory and threads are given back, and who asks is told of what is not."""
+"""Deleted handles: their memory and threads are released, and the rest is reported."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def talking() -> int:
 
 
 def settled(left: Callable[[], int]) -> int:
-    """What is left, once threads have ended what they were at."""
+    """Returns the remaining count, once threads have finished."""
     until = time.monotonic() + 20
     while left() and time.monotonic() < until:
         time.sleep(0.05)
@@ -82,7 +82,7 @@ def settled(left: Callable[[], int]) -> int:
     ids=["spardl", "none", "never used", "dear", "Synchronizer", "Outer"],
 )
 @pytest.mark.parametrize("ended", [False, True], ids=["dropped", "detached"])
-def test_nothing_of_it_is_left_but_its_group(train: Callable[[nn.Module], Any], ended: bool) -> None:
+def test_deleted_handle_leaves_only_its_group(train: Callable[[nn.Module], Any], ended: bool) -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[int, int, list[str]]:
         def trained() -> list[weakref.ref[Any]]:
             model = made()
@@ -105,14 +105,14 @@ def test_nothing_of_it_is_left_but_its_group(train: Callable[[nn.Module], Any], 
     assert ended or "without detach()" in said[0]
 
 
-def test_a_synchronizer_that_nobody_keeps() -> None:
-    """It cannot average, says so if it never did, and leaves parameters and optimizer as they would be without it."""
+def test_synchronizer_without_a_reference() -> None:
+    """It warns if it never averaged, and leaves parameters and optimizer as without it."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[list[str], bool]:
         model, alone = made(), made()
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
-            synchronized(model)  # did, and says nothing
+            synchronized(model)  # has averaged, so it does not warn
             alone.load_state_dict(model.state_dict())
             optimizers = [rule(model), rule(alone)]
             spardl.Synchronizer(model.named_parameters(), optimizer=optimizers[0])
@@ -130,8 +130,8 @@ def test_a_synchronizer_that_nobody_keeps() -> None:
 
 
 @pytest.mark.parametrize("method", ["spardl", "none"])
-def test_an_optimizer_whose_handle_was_dropped_is_its_own(method: str) -> None:
-    """Its state begins anew, as after ``detach()``."""
+def test_optimizer_of_a_dropped_handle_works_alone(method: str) -> None:
+    """Its state restarts, as after ``detach()``."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         model, alone = made(), made()
@@ -139,7 +139,7 @@ def test_an_optimizer_whose_handle_was_dropped_is_its_own(method: str) -> None:
         ddp = DistributedDataParallel(model)
         handle = spardl.attach(ddp, method, optimizer=optimizers[0])
         assert handle.method.momentum.moved == (method == "spardl")
-        if method == "spardl":  # otherwise its state is of the steps before
+        if method == "spardl":  # other methods keep the state of earlier steps
             optimizers[0].zero_grad()
             ddp(torch.ones(3, 6, dtype=torch.float64)).sum().backward()
             optimizers[0].step()
@@ -156,8 +156,8 @@ def test_an_optimizer_whose_handle_was_dropped_is_its_own(method: str) -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_a_delayed_update_whose_handle_was_dropped_refuses_steps() -> None:
-    """What was ordered before is still made; gradients that nobody averages are not applied, and that is told."""
+def test_delayed_update_of_dropped_handle_refuses_steps() -> None:
+    """Scheduled updates are still made, but gradients without average are refused."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         model = made()
@@ -179,7 +179,7 @@ def test_a_delayed_update_whose_handle_was_dropped_refuses_steps() -> None:
     assert all("call detach() to train the model without the handle" in line for line in run_workers(2, work))
 
 
-def test_an_outer_that_is_dropped_is_gone_though_its_optimizer_is_not() -> None:
+def test_dropped_outer_is_freed_while_its_optimizer_lives() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[int, int]:
         model = made()
         optimizer = rule(model)

@@ -1,4 +1,4 @@
-"""The first step of training compiles nothing: whoever is late there, all others wait for."""
+"""The first training step compiles nothing, because all workers would wait for it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ METHODS["spardl, teams"] = {"method": "spardl", "teams": 3}
 
 
 def signatures() -> int:
-    """For how many types of arguments kernels are compiled in this process."""
+    """Returns how many kernel signatures are compiled in this process."""
     from numba.core.dispatcher import Dispatcher
 
     names = [each.name for each in pkgutil.iter_modules(kernels.__path__) if each.name != "gpu"]
@@ -42,7 +42,7 @@ def signatures() -> int:
 
 
 def compiled_in_training(path: type[Path], options: dict[str, Any]) -> int:
-    # Long enough for every kernel, and of a type that nobody has compiled for.
+    # Long enough for every kernel, and of a dtype without compiled kernels.
     model = nn.Sequential(nn.Linear(200, 200), nn.Linear(200, 5)).double()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     made = path(model, {"optimizer": optimizer, **options})
@@ -67,10 +67,10 @@ def test_nothing_is_compiled_in_the_first_steps(kind: str, method: str) -> None:
 
 UNPREPARED = """
 import torch.distributed as dist
-from spardl.hooks import hook
+from spardl.hooks import handle
 from tests.hooks import test_first_step as here
 
-hook.prepare = lambda *arguments, **more: None
+handle.prepare = lambda *arguments, **more: None
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print(here.compiled_in_training(here.Ddp, here.METHODS["spardl"]))
 dist.destroy_process_group()
@@ -78,14 +78,14 @@ dist.destroy_process_group()
 
 
 def test_it_would_be_compiled_there() -> None:
-    """That something is to be compiled at all, so that it can be missed; in a process where nothing was so far."""
+    """Without preparation, a fresh process does compile in the first step."""
     done = subprocess.run(
         [sys.executable, "-c", UNPREPARED], cwd=ROOT, capture_output=True, text=True, timeout=300, check=True
     )
     assert int(done.stdout) > 0
 
 
-def test_more_than_a_second_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_compilation_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     monkeypatch.setattr(precompile, "_PATIENCE", -1.0)
     method, gradient = spardl.make_method("qsgd"), torch.empty(0)
     with caplog.at_level(logging.WARNING, logger="spardl"):
@@ -97,7 +97,7 @@ def test_more_than_a_second_is_told_once(monkeypatch: pytest.MonkeyPatch, caplog
 
 
 def test_parts_of_others_are_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """They may count how often they are."""
+    """Parts of other packages may have side effects, such as counting their calls."""
 
     class Theirs(TopK):
         name = "theirs"

@@ -1,4 +1,4 @@
-"""Fragments of a model, sent beside local steps: the same bits wherever they were saved, and alike in the end."""
+"""Fragments sent during local steps: bit-exact resumption, and equal weights at the end."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def streamed(method: str, rank: int, state: dict[str, Any] | None = None) -> tup
 
 
 @pytest.mark.parametrize("method", some_quick(["spardl", "none"], 2))
-def test_fragments_go_on_to_the_same_bits_wherever_they_were_saved(method: str) -> None:
-    """Also while one is under way, and on one worker alone: another who looks at another step, or never."""
+def test_fragments_resume_bit_exactly_from_any_step(method: str) -> None:
+    """Also with a fragment in flight, and if workers call state_dict() at different steps or never."""
     steps = 13
 
     def work(cluster: ProcessGroupCluster) -> tuple[list[list[Tensor]], list[int]]:
@@ -61,7 +61,7 @@ def test_fragments_go_on_to_the_same_bits_wherever_they_were_saved(method: str) 
             aloft.append(len(saved["outer"]["outer"]["aloft"]))
             runs.append(before + trained(outer, model, range(stop + 1, steps)))
             outer.close()
-            # As if the process had begun anew.
+            # As in a new process.
             model, own, outer = streamed(method, rank, saved)
             runs.append(before + trained(outer, model, range(stop + 1, steps)))
             outer.close()
@@ -73,7 +73,7 @@ def test_fragments_go_on_to_the_same_bits_wherever_they_were_saved(method: str) 
             assert all(same_bits(one, other) for one, other in zip(run, runs[0], strict=True))
 
 
-def test_a_state_loaded_over_one_that_is_under_way() -> None:
+def test_state_loaded_while_a_step_is_in_flight() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         (rank,) = cluster.local_ranks
         model, own, outer = streamed("spardl", rank)
@@ -95,7 +95,7 @@ def test_a_state_loaded_over_one_that_is_under_way() -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_after_an_exchange_all_fragments_are_equal_on_all_workers() -> None:
+def test_after_an_exchange_fragments_are_equal_on_all_workers() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[list[Tensor], int]:
         (rank,) = cluster.local_ranks
         model, _, outer = streamed("spardl", rank)
@@ -114,13 +114,11 @@ def test_after_an_exchange_all_fragments_are_equal_on_all_workers() -> None:
     assert all(same_bits(*pair) for pair in zip(one[0], other[0], strict=True))
     assert (
         one[1] == other[1] == 2 * 4 + 2
-    )  # those of exchange(); and one each that was due after 2 steps and had landed
+    )  # those of exchange(), and one each that was due after 2 steps and has been applied
 
 
-def test_a_worker_lost_beside_local_steps_is_an_error_where_it_is_waited_for(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What is sent after 8 steps lands after 10: until then, whose worker is lost before trains alone."""
+def test_worker_lost_during_local_steps_raises_at_the_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A fragment sent after 8 steps is applied after 10; until then, workers train without noticing the loss."""
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
     def work(cluster: ProcessGroupCluster) -> None:
@@ -148,7 +146,7 @@ def test_a_worker_lost_beside_local_steps_is_an_error_where_it_is_waited_for(
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("method", ["none", "spardl"])
 def test_workers_that_made_fewer_steps_send_no_other_fragment(method: str) -> None:
-    """In the end one would send the first fragment, and the others, whose turn it is, the second."""
+    """At the end, one worker would send the first fragment, and the others the second."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         (rank,) = cluster.local_ranks
@@ -173,7 +171,7 @@ def test_fragments_that_do_not_fit() -> None:
         spardl.Outer(model.named_parameters(), rule(model), "none", every=4, fragments=2, delay=4)
 
 
-def test_a_state_of_other_fragments_is_refused_and_changes_nothing() -> None:
+def test_state_of_other_fragments_is_refused_without_changes() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[str, bool]:
         (rank,) = cluster.local_ranks
         model, _, outer = streamed("spardl", rank)

@@ -1,4 +1,4 @@
-"""Sharded inside a node, sparse between nodes: two nodes of two workers each."""
+"""Sharded inside nodes, sparse between nodes: two nodes of two workers each."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def whole(model: nn.Module) -> torch.Tensor:
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["cnn", "transformer"])
 def test_density_1_is_plain_ddp(kind: str) -> None:
-    """In four micro-batches, too, of which the last one is synchronized."""
+    """Also with four micro-batches, of which the last one is synchronized."""
 
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         plain = made(kind)
@@ -101,7 +101,7 @@ def test_the_state_round_trip() -> None:
 
 @pytest.mark.slow
 def test_groups_that_cut_across_shards_are_refused() -> None:
-    """Shards of different parameters must never be averaged, nor what native HSDP has averaged already."""
+    """Shards of different parameters must not be averaged, nor those that native HSDP has averaged."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "inside"))
@@ -120,7 +120,7 @@ def test_groups_that_cut_across_shards_are_refused() -> None:
 
 @pytest.mark.parametrize("method", ["powersgd", "arc_topk"])
 def test_methods_for_matrices_are_refused(method: str) -> None:
-    """A shard is a vector, which they would send whole."""
+    """A shard is a vector, which such methods send uncompressed."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "inside"))
@@ -155,7 +155,7 @@ def test_attach_names_attach_fsdp_for_a_sharded_model() -> None:
 
 
 def accumulated(how: str, **options: Any) -> tuple[torch.Tensor, Any]:
-    """Trains two steps of three micro-batches on two nodes, of which the last micro-batch sends."""
+    """Trains two steps of three micro-batches on two nodes; only the last micro-batch sends."""
     model = made("cnn")
     mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "inside"))
     fully_shard(model.head, mesh=mesh["inside"])
@@ -177,7 +177,7 @@ def set_unit_by_unit(model: Any, last: bool) -> None:
 
 
 def set_by_both_methods(model: Any, last: bool) -> None:
-    """``set_requires_gradient_sync(True)`` also ends what ``set_requires_all_reduce(False)`` began."""
+    """``set_requires_gradient_sync(True)`` also reverts ``set_requires_all_reduce(False)``."""
     if last:
         model.set_requires_gradient_sync(True)
     else:
@@ -222,7 +222,7 @@ def test_a_second_handle_knows_the_flag_set_after_the_first() -> None:
 
 
 @pytest.mark.slow
-def test_shards_that_are_sent_uncoded_are_reported() -> None:
+def test_uncompressed_shards_are_reported() -> None:
     def work(cluster: ProcessGroupCluster) -> list[Any]:
         found: list[Any] = []
         for options in ({}, {"exempt": 0}):

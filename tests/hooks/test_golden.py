@@ -1,4 +1,4 @@
-"""Handles in a loop that is not ours: weights and saved states stay what they were while the code moves.
+"""Golden results of handles: weights and saved states stay the same when the code changes.
 
 See ``tests/test_golden.py``. Version 0.1.0 saved the states in ``tests/golden/handles`` after three of six steps.
 """
@@ -42,7 +42,7 @@ def book() -> Iterator[Book]:
 
 
 def compare(name: str, found: list[torch.Tensor], book: Book) -> None:
-    """All workers' weights: equal, and as they were; elsewhere as exactly as sums in another order allow."""
+    """Compares weights with the golden digest, on other machines with the norm, up to rounding."""
     assert all(torch.equal(each, found[0]) for each in found)
     digest = hashlib.sha256(found[0].numpy().tobytes()).hexdigest()
     norm = float(found[0].double().norm())
@@ -55,7 +55,7 @@ def compare(name: str, found: list[torch.Tensor], book: Book) -> None:
 
 
 class Training:
-    """Steps of one worker, the gradients in two types if asked for, and scaled."""
+    """Training of one worker, optionally with two gradient types and a loss scale."""
 
     def __init__(self, kind: str, options: dict[str, Any], *, mixed: bool = False, scaled: bool = False) -> None:
         self.model = made("cnn", torch.float32 if scaled else torch.float64)
@@ -79,7 +79,7 @@ class Training:
 
 
 class Rounding(nn.Module):
-    """Goes on in another type."""
+    """Continues in another dtype."""
 
     def forward(self, values: torch.Tensor) -> torch.Tensor:
         return values.float()

@@ -1,4 +1,4 @@
-"""What else the hooks can do, and what they say when something is wrong."""
+"""Further features of handles, and their errors."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_a_detached_synchronizer_leaves_gradients_alone() -> None:
     assert run_workers(2, work) == [0.0, 3.0]
 
 
-def test_what_it_cost() -> None:
+def test_cost_of_all_reduce() -> None:
     def work(cluster: ProcessGroupCluster) -> Any:
         model = made("cnn")
         path = Ddp(model, {**SPARSE, "bucket_mb": 25})
@@ -100,7 +100,7 @@ def _threads() -> int:
 
 @pytest.mark.parametrize("path", ["all_reduce", "Synchronizer", "Synchronizer, optimizer"])
 def test_a_destroyed_group_is_gone_at_once(path: str) -> None:
-    """Or its threads, of which one may be letting go of a tensor, abort a process that ends."""
+    """Otherwise its threads, one of which may be freeing a tensor, abort a process that exits."""
 
     def work(cluster: ProcessGroupCluster) -> list[int]:
         _averages(path, None)  # so that libraries have started their own threads
@@ -118,7 +118,7 @@ def test_a_destroyed_group_is_gone_at_once(path: str) -> None:
 
 
 def test_all_reduce() -> None:
-    """The average is the same everywhere, and nothing is lost."""
+    """Averages are equal on all workers, and the residual has the rest."""
 
     def work(cluster: ProcessGroupCluster) -> Any:
         generator = torch.Generator().manual_seed(cluster.local_ranks[0])
@@ -179,7 +179,7 @@ def test_reentrant_checkpoints_that_share_a_layer_in_no_sync() -> None:
 
 @pytest.mark.parametrize("kind", ["ddp", pytest.param("hooks", marks=pytest.mark.slow)])
 def test_a_lost_worker_ends_the_backward_pass(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Never a step with gradients that are no averages."""
+    """No step may use unaveraged gradients."""
     monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
 
     def work(cluster: ProcessGroupCluster) -> None:
@@ -210,7 +210,7 @@ def test_a_lost_worker_ends_the_backward_pass(kind: str, tmp_path: Path, monkeyp
 
 @pytest.mark.parametrize("method", ["none", "spardl"])
 def test_gradients_that_the_loop_sets_itself_become_averages(method: str) -> None:
-    """No hook of a parameter sees what ``torch.autograd.grad`` gives."""
+    """Hooks of parameters do not see results of ``torch.autograd.grad``."""
 
     def work(cluster: ProcessGroupCluster) -> list[Tensor]:
         model = made("cnn")
@@ -229,13 +229,13 @@ def test_gradients_that_the_loop_sets_itself_become_averages(method: str) -> Non
     assert all(torch.equal(*pair) and pair[0].any() for pair in zip(one, other, strict=True))
 
 
-def test_gradients_with_a_graph_of_their_own_leave_nothing_behind() -> None:
+def test_gradients_with_a_graph_leave_nothing_behind() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         model = made("cnn")
         synchronizer = spardl.Synchronizer(model.named_parameters(), "spardl")
         for batch in batches(model, range(2)):
             with synchronizer, warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # torch's own, of create_graph
+                warnings.simplefilter("ignore")  # torch warns about create_graph
                 loss_of(model, batch).backward(create_graph=True)
         carried = synchronizer._averager.gradient.vectors
         synchronizer.detach()
@@ -267,7 +267,7 @@ def test_a_disabled_scaler_is_none() -> None:
     assert run_workers(2, work) == [(True, 1)] * 2
 
 
-def test_a_tensor_that_is_the_negative_of_what_lies_in_memory() -> None:
+def test_all_reduce_of_a_lazily_negated_tensor() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         conjugate = torch.complex(torch.arange(6.0), torch.arange(6.0) - 2).conj()
         found = spardl.all_reduce(conjugate.imag, "spardl", density=0.5)
@@ -279,7 +279,7 @@ def test_a_tensor_that_is_the_negative_of_what_lies_in_memory() -> None:
 
 @pytest.mark.parametrize("method", ["spardl", "powersgd"])
 def test_frozen_parameters_may_be_of_any_type(method: str) -> None:
-    """As those of quantized layers are, whose gradients nobody averages."""
+    """For example parameters of quantized layers, which have no gradients to average."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         model = nn.Linear(8, 4)
@@ -295,7 +295,7 @@ def test_frozen_parameters_may_be_of_any_type(method: str) -> None:
 
 
 def test_a_model_has_one_hook() -> None:
-    """The second one leaves nothing behind."""
+    """The second handle leaves nothing behind."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[str, int]:
         path = Ddp(made("cnn"), SPARSE)
@@ -307,7 +307,7 @@ def test_a_model_has_one_hook() -> None:
     assert found == ("this model already has a handle; call its detach() before attach()", 1)
 
 
-def test_each_call_of_all_reduce_can_draw_anew() -> None:
+def test_each_call_of_all_reduce_can_draw_differently() -> None:
     def work(cluster: ProcessGroupCluster) -> list[int]:
         tensor = torch.ones(100)
         drawn = [spardl.all_reduce(tensor, "random_k", density=0.1, step=step).average for step in (0, 0, 1)]
@@ -335,7 +335,7 @@ def test_frozen_parameters_stay_without_gradient() -> None:
 
 @pytest.mark.parametrize("moved", [False, True])
 def test_layers_unfrozen_after_attach_are_refused(moved: bool) -> None:
-    """DDP averages only what required gradients when it was made; an optimizer of their own does not change that."""
+    """DDP averages only parameters that were trainable when it was created, whatever the optimizer."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         said = []

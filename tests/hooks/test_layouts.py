@@ -1,4 +1,4 @@
-"""Parameters that are not laid out row by row: DDP lays out their gradients likewise."""
+"""Parameters that are not row-major: DDP lays out their gradients in the same way."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ HANDLES: dict[str, Callable[[nn.Module, torch.optim.Optimizer], Any]] = {
 }
 
 
-def test_what_sends_all_is_ddp() -> None:
+def test_methods_that_send_everything_equal_ddp() -> None:
     def work(cluster: object) -> dict[str, float]:
         found = {}
         for views in (False, True):
@@ -85,7 +85,7 @@ def test_what_sends_all_is_ddp() -> None:
 
 
 def test_a_layout_changes_nothing() -> None:
-    """Rows and columns are the parameter's, not those of memory."""
+    """Rows and columns are those of the parameter, not of its memory layout."""
 
     def difference(method: str, **options: Any) -> float:
         odd, plain = (trained(each, lambda ddp, _: spardl.attach(ddp, method, **options)) for each in (False, True))

@@ -1,4 +1,4 @@
-"""Loading states: damaged ones change nothing, workers compare what they loaded, and torch's DCP keeps residuals."""
+"""Loading of states: damaged ones change nothing, workers compare them, and torch's DCP keeps residuals."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SPARSE: dict[str, Any] = {"method": "spardl", "density": 0.2, "timeout": 20}
 
 
 class Outermost:
-    """An ``Outer`` that is stepped like the other handles."""
+    """An ``Outer`` with the interface of the other handles."""
 
     def __init__(self) -> None:
         self.model = made("cnn")
@@ -43,7 +43,7 @@ class Outermost:
 
 
 class Inner:
-    """Any other handle."""
+    """A handle in a training loop."""
 
     def __init__(self, kind: Any, **options: Any) -> None:
         self.model = made("cnn")
@@ -72,12 +72,12 @@ HANDLES: dict[str, Callable[[], Any]] = {
 }
 
 
-# What older states lack, and load without.
+# Keys that older states lack.
 OLDER = {"partition", "usage", "kept", "decided", "trials", "left", "aloft", "fragments", "exchanges"}
 
 
 def damaged(value: Any) -> Iterator[Any]:
-    """States in which one leaf or one branch is missing or of another kind."""
+    """Yields states in which one item is missing or has another type."""
     if isinstance(value, Mapping):
         for name, each in value.items():
             for other in damaged(each):
@@ -106,7 +106,7 @@ def same(one: Any, other: Any) -> bool:
 
 
 def test_a_damaged_state_changes_nothing() -> None:
-    """Whatever is missing or of another kind, for every kind of handle: one line, and the same state as before."""
+    """For every handle and item that is missing or has another type: one line, and no change."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         said = []
@@ -138,8 +138,8 @@ def test_a_damaged_state_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("schedule", ["mg_wfbp", "layer_fusion"])
-def test_measured_groups_go_on_from_others(schedule: str) -> None:
-    """A state of wfbp, then an earlier state of its own: groups are merged and cut anew, and residuals stay."""
+def test_measured_groups_continue_from_others(schedule: str) -> None:
+    """Loads a state of wfbp, then an earlier own state: groups are merged and split again, residuals stay."""
 
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         one = Inner(Hooks, bucket_mb=0.001)
@@ -160,7 +160,7 @@ def test_measured_groups_go_on_from_others(schedule: str) -> None:
 
 
 def test_workers_compare_steps_after_a_load() -> None:
-    """One of them goes back alone: an error on all in the next step, for every handle."""
+    """A single worker loads an older state: an error on all workers in the next step."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         said = []
@@ -184,8 +184,8 @@ def test_workers_compare_steps_after_a_load() -> None:
     assert run_workers(2, work) == [[line] * 3] * 2
 
 
-def test_loads_are_looked_for_in_few_steps() -> None:
-    """In each of the first 20 steps, then in every 16th; what was loaded in between is told then."""
+def test_load_checks_run_in_few_steps() -> None:
+    """They run in each of the first 20 steps, then in every 16th."""
     worker, loads = Worker(0, 2), LoadChecks()
     told = [step for step in range(1, 101) if loads.step(worker, dict, torch.device("cpu"))]
     assert told == [*range(1, 21), 33, 49, 65, 81, 97]
@@ -193,7 +193,7 @@ def test_loads_are_looked_for_in_few_steps() -> None:
 
 
 def test_late_loads_are_refused_within_16_steps() -> None:
-    """The steps of the handle count, not those of the state, and a restart of the state's count changes nothing."""
+    """Steps of the handle count, not those of the loaded state."""
 
     def work(cluster: ProcessGroupCluster) -> list[int]:
         loop = Inner(Hooks, method="random_k")
@@ -237,7 +237,7 @@ def test_workers_compare_rates_decay_and_frozen() -> None:
 
 
 def test_dcp_keeps_residuals() -> None:
-    """A key for each rank, into handles that made no step; one key for all is refused."""
+    """One key for each rank, into handles without steps; a common key is refused."""
 
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         rank, found = cluster.local_ranks[0], []
@@ -267,7 +267,7 @@ def test_dcp_keeps_residuals() -> None:
 
 
 def test_calibration_counts_in_stats() -> None:
-    """Three sizes (all, an eighth, a 64th of the entries), three times each, and 15 times in 8 bytes each."""
+    """Three sizes (all, 1/8 and 1/64 of the entries), three times each, and 15 times of 8 bytes."""
 
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         loop = Inner(Hooks, schedule="layer_fusion", density=0.5)

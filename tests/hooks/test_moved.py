@@ -1,4 +1,4 @@
-"""An optimizer's state moved before compression, in loops as users write them."""
+"""Local updates (optimizer state applied before compression) in user loops."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from tests.harness import run_workers
 from tests.hooks.loops import batches, loss_of, made, weights
 
 STEPS = 8
-# Some gradients of attention are rounding errors of zero, which Adam would make as large as others.
+# Some gradients of attention are zero up to rounding errors, which Adam would scale to full size.
 EPS = 1e-4
 PART = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AutoMomentum())
 MEASURED = replace(PART, momentum=AutoMomentum(update_scale="measured"))
@@ -63,7 +63,7 @@ OPTIMIZERS: dict[str, Callable[[nn.Module], torch.optim.Optimizer]] = {
 
 
 def whole(name: str) -> spardl.Method:
-    """Sends all, and does what an optimizer would do."""
+    """A method that sends everything and updates like an optimizer."""
     rules = {"adam": AdamMomentum((0.9, 0.999), EPS), "adamw": AdamMomentum((0.8, 0.9), EPS)}
     rule = rules.get(name, AutoMomentum())
     return spardl.Method(TopK(1.0), SparDL(), GlobalResidual(), rule)
@@ -71,7 +71,7 @@ def whole(name: str) -> spardl.Method:
 
 @dataclass
 class Loop:
-    """A training loop; with a handle of this library, or without one."""
+    """A training loop with or without a handle."""
 
     handle_of: Callable[..., Any] | None
     optimizer_of: Callable[[nn.Module], torch.optim.Optimizer] = adamw
@@ -145,8 +145,8 @@ def both(workers: int, work: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
-def test_one_worker_that_sends_all_is_torchs_own(name: str) -> None:
-    """Weight decay and learning rates of groups, a schedule of rates, clipping, accumulation; all handles."""
+def test_single_worker_that_sends_everything_equals_torch(name: str) -> None:
+    """With weight decay, parameter groups, a learning-rate schedule, clipping and accumulation."""
 
     def work() -> dict[str, float]:
         make, settings = OPTIMIZERS[name], {"clip_norm": 0.5, "passes": 2}
@@ -160,7 +160,7 @@ def test_one_worker_that_sends_all_is_torchs_own(name: str) -> None:
 
 
 def trained_before(name: str, handle_of: Callable[..., Any], *, late: bool = False) -> Loop:
-    """A loop that trained densely for four steps; then a handle was attached, before (``late``) or after its state."""
+    """A loop that trained densely for four steps before a handle was attached (``late``: without the state)."""
     method = {"options": {"method": whole(name)}} if handle_of is alone else {}
     before = Loop(None, OPTIMIZERS[name])
     before.run(range(4))
@@ -180,7 +180,7 @@ def trained_before(name: str, handle_of: Callable[..., Any], *, late: bool = Fal
 @pytest.mark.parametrize("name", OPTIMIZERS)
 @pytest.mark.parametrize("late", [False, True], ids=["attached", "loaded"])
 def test_state_of_a_trained_optimizer_is_taken_over(name: str, late: bool) -> None:
-    """Adam's share of squares is the optimizer's here, so that one worker must train as torch does."""
+    """Uses the optimizer's own beta2, so that a single worker must train like torch."""
 
     def work() -> dict[str, float]:
         plain = Loop(None, OPTIMIZERS[name]).run()
@@ -206,7 +206,7 @@ def test_dear_takes_over_the_state_of_a_trained_optimizer() -> None:
 
 
 def test_recommended_recipe_keeps_the_size_of_trained_updates() -> None:
-    """Its share of squares differs from the optimizer's; an estimate that began at zero would be one gradient."""
+    """Its beta2 differs from the optimizer's; a variance that restarted at zero would be one gradient."""
 
     def work() -> float:
         loop = Loop(None, adamw)
@@ -226,7 +226,7 @@ def test_recommended_recipe_keeps_the_size_of_trained_updates() -> None:
     assert 0.85 < both(1, work) < 1.2
 
 
-def test_trained_state_of_some_parameters_is_refused_with_a_warning() -> None:
+def test_partly_trained_optimizer_state_is_dropped_with_warning() -> None:
     def work() -> list[str]:
         loop = Loop(None, adamw)
         loop.run(range(2))
@@ -242,7 +242,7 @@ def test_trained_state_of_some_parameters_is_refused_with_a_warning() -> None:
     assert "AdamW has no trained moments for 1 of the 13 averaged parameters (first: embed.weight)" in line
 
 
-def test_detach_before_the_first_step_leaves_the_optimizer_its_state() -> None:
+def test_detach_before_first_step_keeps_the_optimizer_state() -> None:
     def work() -> bool:
         plain = Loop(None, adamw).run()
         loop = Loop(None, adamw)
@@ -253,8 +253,8 @@ def test_detach_before_the_first_step_leaves_the_optimizer_its_state() -> None:
     assert both(1, work)
 
 
-def test_loaded_handle_state_wins_over_moments_in_an_old_checkpoint() -> None:
-    """Earlier versions left the moments of a training before attach() in the optimizer's checkpoint."""
+def test_loaded_handle_state_overrides_moments_of_old_checkpoint() -> None:
+    """Earlier versions left moments from before attach() in the optimizer's checkpoint."""
 
     def work() -> bool:
         loop = trained_before("adamw", attached(PART))
@@ -273,7 +273,7 @@ def test_loaded_handle_state_wins_over_moments_in_an_old_checkpoint() -> None:
 
 
 @pytest.mark.parametrize("name", ["sgd", "nesterov"])
-def test_workers_that_send_all_are_ddp_where_the_state_is_a_sum(name: str) -> None:
+def test_workers_that_send_everything_equal_ddp(name: str) -> None:
     """The mean of momenta is the momentum of the mean."""
 
     def work() -> float:
@@ -286,7 +286,7 @@ def test_workers_that_send_all_are_ddp_where_the_state_is_a_sum(name: str) -> No
 @pytest.mark.parametrize(
     ("name", "method"), [*((name, PART) for name in OPTIMIZERS), ("adamw", MEASURED)], ids=[*OPTIMIZERS, "measured"]
 )
-def test_sparse_weights_are_equal_on_all_workers_and_on_all_handles(name: str, method: spardl.Method) -> None:
+def test_sparse_weights_are_equal_on_all_workers_and_handles(name: str, method: spardl.Method) -> None:
     def work() -> list[float]:
         one = Loop(attached(method), OPTIMIZERS[name]).run()
         other = Loop(attached(method, schedule="dear"), OPTIMIZERS[name]).run()
@@ -296,7 +296,7 @@ def test_sparse_weights_are_equal_on_all_workers_and_on_all_handles(name: str, m
     both(3, work)
 
 
-def test_the_optimizer_keeps_nothing_and_goes_on_by_itself_after_detach() -> None:
+def test_optimizer_has_no_state_until_detach_and_works_after() -> None:
     def work() -> list[int]:
         loop = Loop(attached(PART))
         loop.run(range(3))
@@ -311,7 +311,7 @@ def test_the_optimizer_keeps_nothing_and_goes_on_by_itself_after_detach() -> Non
 @pytest.mark.parametrize(
     ("schedule", "method"), [("wfbp", PART), ("dear", PART), ("wfbp", MEASURED)], ids=["wfbp", "dear", "measured"]
 )
-def test_saved_and_loaded_it_goes_on_to_the_same_bits(schedule: str, method: spardl.Method) -> None:
+def test_save_and_load_resume_bit_exactly(schedule: str, method: spardl.Method) -> None:
     def work() -> bool:
         loop = Loop(attached(method, schedule=schedule))
         loop.run(range(4))
@@ -330,7 +330,7 @@ def test_saved_and_loaded_it_goes_on_to_the_same_bits(schedule: str, method: spa
 
 
 def test_a_scaler_changes_nothing_but_its_overflows() -> None:
-    """Factors are powers of two, so the weights are the same to the last bit; an overflow is nobody's step."""
+    """Scales are powers of two, so weights are bit-identical; all workers skip an overflow."""
 
     def work() -> list[bool]:
         plain = Loop(attached(PART)).run()
@@ -416,12 +416,12 @@ ADAM = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AdamMomentum())
         *("another", "another_alone", "clip", "dense_clip", "twice"),
     ],
 )
-def test_what_cannot_be_moved_is_refused(work: Callable[[], Any], words: str) -> None:
+def test_unsupported_optimizers_are_refused(work: Callable[[], Any], words: str) -> None:
     assert words in refusal(work)
 
 
 def test_without_the_optimizer_gradients_are_averaged() -> None:
-    """momentum=auto does not know it then, and leaves it its state."""
+    """momentum=auto then leaves the optimizer its state."""
 
     def work() -> bool:
         optimizers = spardl.Method(PART.compressor, PART.communicator, PART.residual)

@@ -1,4 +1,4 @@
-"""Outer steps: equal to plain training where they must be, to a loop over all workers, and to themselves."""
+"""Outer steps compared with plain training, a loop over all workers, and resumed runs."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from tests.hooks.alone import OPTIONS, backward, made, rule, weights
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])
-def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers: int) -> None:
-    """With sums, SGD without momentum, an outer rate of 1, and numbers that can be told exactly."""
+def test_exchange_in_every_step_equals_plain_training_bitwise(workers: int) -> None:
+    """With dense sums, SGD without momentum, an outer rate of 1 and exact numbers."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor]:
         (rank,) = cluster.local_ranks
@@ -45,7 +45,7 @@ def test_an_exchange_after_every_step_is_plain_training_to_the_last_bit(workers:
 def test_equals_a_loop_over_all_workers(lr: float, momentum: float) -> None:
     def work(cluster: ProcessGroupCluster) -> list[Tensor]:
         (rank,) = cluster.local_ranks
-        # Weights of rank 0 are those that count.
+        # Weights of rank 0 are used on all workers.
         model = made(seed=rank)
         outer = spardl.Outer(model.named_parameters(), rule(model), "none", every=3, lr=lr, momentum=momentum)
         found = []
@@ -77,7 +77,7 @@ def test_equals_a_loop_over_all_workers(lr: float, momentum: float) -> None:
 
 
 @pytest.mark.parametrize("method", OPTIONS)
-def test_weights_are_equal_after_each_exchange_and_resumed_they_have_the_same_bits(method: str) -> None:
+def test_weights_are_equal_after_exchanges_and_resume_exactly(method: str) -> None:
     def work(cluster: ProcessGroupCluster) -> list[Tensor]:
         (rank,) = cluster.local_ranks
 
@@ -99,9 +99,9 @@ def test_weights_are_equal_after_each_exchange_and_resumed_they_have_the_same_bi
         outer.close()
         found = [straight]
         model, own, outer = begun()
-        # Twice: what was loaded is not changed by going on.
+        # Twice: training must not change the loaded state.
         for _ in range(2):
-            own.load_state_dict(copy.deepcopy(saved[1]))  # torch would go on in the memory it is given
+            own.load_state_dict(copy.deepcopy(saved[1]))  # torch would modify the saved tensors
             outer.load_state_dict(saved[2])
             assert outer.since == 1
             trained(range(5, 8))
@@ -135,7 +135,7 @@ def test_differences_that_are_not_sent_are_kept() -> None:
     rows = run_workers(4, work)
     differences, averages, residuals = (torch.stack(each) for each in zip(*rows, strict=True))
     assert averages[0].count_nonzero() < 8
-    # As sums, since residuals lie in the order of the backward pass.
+    # Compared as sums, because residuals are in the order of the backward pass.
     torch.testing.assert_close(residuals.sum() + 4 * averages[0].sum(), differences.sum(), rtol=1e-9, atol=1e-9)
 
 
@@ -163,14 +163,14 @@ def test_default_momentum_rises_and_default_rates_follow_it() -> None:
             for step in range(3):
                 backward(model, rank, step)
                 outer.step()
-                momenta.append(outer._outer_optimizer.param_groups[0]["momentum"])
+                momenta.append(outer._anchors.optimizer.param_groups[0]["momentum"])
             saved = outer.state_dict()
             assert saved["outer"].pop("exchanges") == [3]
             outer.load_state_dict(saved)  # of an older version
             backward(model, rank, 3)
             outer.step()
-            momenta.append(outer._outer_optimizer.param_groups[0]["momentum"])
-            found.append([outer._outer_optimizer.param_groups[0]["lr"], *momenta])
+            momenta.append(outer._anchors.optimizer.param_groups[0]["momentum"])
+            found.append([outer._anchors.optimizer.param_groups[0]["lr"], *momenta])
             outer.close()
         return found
 
@@ -192,7 +192,7 @@ DEFAULTS = (
 
 
 def test_a_dozen_exchanges_learn_more_than_a_single_worker() -> None:
-    """With the defaults; a constant momentum of 0.9 and a rate of 0.7 with a residual did not."""
+    """With the defaults; a constant momentum of 0.9, or a rate of 0.7 with a residual, did not."""
 
     def work(cluster: ProcessGroupCluster) -> list[float]:
         (rank,) = cluster.local_ranks
@@ -244,7 +244,7 @@ def test_gradients_of_the_loop_are_left_alone() -> None:
 
 @pytest.mark.parametrize("first", ["step", "exchange"])
 def test_weights_loaded_after_it_was_made_are_no_steps(first: str) -> None:
-    """Its first exchange would have set them back to those it was made with."""
+    """The first exchange would have undone the load."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         model, trained = made(), made(seed=1)
@@ -264,8 +264,8 @@ def test_weights_loaded_after_it_was_made_are_no_steps(first: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["max_norm", "some loaded"])
-def test_weights_that_a_forward_pass_changes_are_this_worker_s(how: str) -> None:
-    """Or some that were loaded: which of the two it is cannot be told, so it is said."""
+def test_weights_changed_by_a_forward_pass_are_local_training(how: str) -> None:
+    """Also partly loaded weights, which cannot be distinguished: both warn."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[int, list[str]]:
         torch.manual_seed(0)
@@ -288,8 +288,8 @@ def test_weights_that_a_forward_pass_changes_are_this_worker_s(how: str) -> None
         assert "of 3 parameters were changed after this Outer was created" in said[0]
 
 
-def test_steps_that_somebody_else_made_come_first() -> None:
-    """With an optimizer that the other one knows nothing of: ``count()`` is told."""
+def test_steps_made_by_the_loop_come_first() -> None:
+    """The loop steps another optimizer and calls ``count()``."""
 
     def work(cluster: ProcessGroupCluster) -> int:
         model = made()
@@ -348,7 +348,7 @@ def test_a_state_and_then_a_model_may_be_loaded() -> None:
     assert run_workers(2, work) == [True, True]
 
 
-def test_parameters_with_an_optimizer_of_their_own_may_have_made_a_step_before() -> None:
+def test_parameters_of_a_second_optimizer_may_have_made_a_step() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         (rank,) = cluster.local_ranks
         model = made()

@@ -1,4 +1,4 @@
-"""What an Outer refuses, and what it warns of."""
+"""Errors and warnings of Outer."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from tests.hooks.refused import refusals
         ({"method": "dgc"}, "momentum=corrected would be applied in addition to the outer SGD's"),
     ],
 )
-def test_bad_input_is_told(options: dict[str, Any], complaint: str) -> None:
+def test_bad_input_is_refused(options: dict[str, Any], complaint: str) -> None:
     model = made()
     given = {"parameters": model.parameters(), "optimizer": rule(model), "method": "none", **options}
     with pytest.raises(ConfigError, match=complaint):
         spardl.Outer(given.pop("parameters"), given.pop("optimizer"), given.pop("method"), **given)
 
 
-def test_who_was_given_something_else_is_told() -> None:
+def test_differing_settings_are_reported() -> None:
     def work(cluster: ProcessGroupCluster) -> str:
         (rank,) = cluster.local_ranks
         model = made()
@@ -51,7 +51,7 @@ def test_who_was_given_something_else_is_told() -> None:
     assert all("lr=" in line and "all workers must be given the same" in line for line in run_workers(2, work))
 
 
-def test_a_state_of_something_else_is_refused() -> None:
+def test_state_of_another_handle_is_refused() -> None:
     def work(cluster: ProcessGroupCluster) -> str:
         model = made()
         outer = spardl.Outer(model.parameters(), rule(model), "none")
@@ -66,7 +66,7 @@ def test_a_state_of_something_else_is_refused() -> None:
     assert "load what its state_dict() returned" in run_workers(1, work)[0]
 
 
-def test_closed_it_makes_no_steps() -> None:
+def test_closed_outer_makes_no_steps() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         model = made()
         optimizer = rule(model)
@@ -83,7 +83,7 @@ def test_closed_it_makes_no_steps() -> None:
     assert all(len(said) == 3 and "closed" in said[0] for said in run_workers(2, work))
 
 
-def test_differences_that_are_not_finite_are_told_without_advice_about_scalers() -> None:
+def test_nonfinite_differences_warn_without_scaler_advice() -> None:
     def work(cluster: ProcessGroupCluster) -> str:
         model = made()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -102,7 +102,7 @@ def test_differences_that_are_not_finite_are_told_without_advice_about_scalers()
         assert "scaler" not in said
 
 
-def test_a_parameter_that_is_frozen_later_is_refused_and_an_exchange_before_is_not() -> None:
+def test_parameters_frozen_later_are_refused() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         (rank,) = cluster.local_ranks
         model = made()
@@ -123,7 +123,7 @@ def test_a_parameter_that_is_frozen_later_is_refused_and_an_exchange_before_is_n
 
 
 @pytest.mark.parametrize("counted", [True, False])
-def test_steps_that_nobody_counts_are_told_once(counted: bool) -> None:
+def test_uncounted_steps_warn_once(counted: bool) -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         model = made()
         optimizer = rule(model)
@@ -144,7 +144,7 @@ def test_steps_that_nobody_counts_are_told_once(counted: bool) -> None:
 
 
 @pytest.mark.parametrize("within", [False, True], ids=["same ranks", "within a node"])
-def test_a_ddp_of_the_same_ranks_is_warned_of(within: bool) -> None:
+def test_ddp_of_the_same_ranks_warns(within: bool) -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         (rank,) = cluster.local_ranks
         groups = [dist.new_group([each]) for each in range(2)]

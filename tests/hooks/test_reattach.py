@@ -1,4 +1,4 @@
-"""A method that is taken off a model, and another that is put on: torch's hook stays, and nothing is lost."""
+"""Detaching a method and attaching another: torch's hook stays, and no residual is lost."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from tests.hooks.loops import Ddp, batches, loss_of, made, train, weights
 
 WORKERS = 3
 FIRST: dict[str, Any] = {"method": "spardl", "density": 0.1}
-SECOND: dict[str, Any] = {"method": "topka", "density": 0.3, "bucket_mb": 0.001}  # other groups, too
+SECOND: dict[str, Any] = {"method": "topka", "density": 0.3, "bucket_mb": 0.001}  # also other groups
 
 
 class Counted:
-    """Steps of a model under DDP, with the sum of all gradients that went in, and of all averages that came out."""
+    """Steps of a DDP model, with the sums of all gradients and of all averages."""
 
     def __init__(self) -> None:
         torch.manual_seed(5)
@@ -44,7 +44,7 @@ class Counted:
                 parameter.sub_(parameter.grad, alpha=0.01 / scale)  # type: ignore[arg-type]
 
     def lost(self, handle: Any) -> float:
-        """The largest difference between what went in and what is in averages and residuals, of all workers."""
+        """Returns the largest difference between the sums of gradients and of averages plus residuals."""
         carried = torch.cat([group["memory"] for group in handle.state_dict()["groups"]])  # the bias comes first
         assert carried.any()
         lost = self.given - self.taken - torch.cat([carried[20:], carried[:20]])
@@ -59,7 +59,7 @@ def equal_everywhere(mine: Tensor) -> bool:
 
 
 @pytest.mark.parametrize("between", [pytest.param(0, marks=pytest.mark.slow), 3])
-def test_another_method_goes_on_with_the_residual(between: int) -> None:
+def test_another_method_inherits_the_residual(between: int) -> None:
     def work(cluster: ProcessGroupCluster) -> list[float]:
         job = Counted()
         first = spardl.attach(job.ddp, **FIRST)
@@ -67,8 +67,8 @@ def test_another_method_goes_on_with_the_residual(between: int) -> None:
             job.step(number)
         found = [job.lost(first)]
         first.detach()
-        spardl.attach(job.ddp, **SECOND).detach()  # makes no step, and loses nothing
-        for number in range(5, 5 + between):  # plain averages, while the residual waits
+        spardl.attach(job.ddp, **SECOND).detach()  # makes no step and loses nothing
+        for number in range(5, 5 + between):  # dense averages, while the residual is kept
             job.step(number)
             exact = torch.cat([parameter.grad.flatten() for parameter in job.model.parameters()])  # type: ignore[union-attr]
             assert exact.count_nonzero() == 820
@@ -114,7 +114,7 @@ def test_the_residual_follows_the_scale_of_a_scaler() -> None:
 
 
 @pytest.mark.slow
-def test_what_was_loaded_and_never_used_is_carried_over_too() -> None:
+def test_loaded_unused_state_is_saved_again() -> None:
     def work(cluster: ProcessGroupCluster) -> float:
         job = Counted()
         first = spardl.attach(job.ddp, **FIRST)
@@ -132,8 +132,8 @@ def test_what_was_loaded_and_never_used_is_carried_over_too() -> None:
     assert run_workers(2, work) == pytest.approx([0, 0], abs=1e-12)
 
 
-def test_what_torch_never_takes_off() -> None:
-    """One of ours that is in use, and somebody else's."""
+def test_hooks_that_torch_never_removes() -> None:
+    """A handle in use, and another library's hook."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         ours, theirs = Ddp(made("cnn"), FIRST), Ddp(made("cnn"), None)
@@ -157,8 +157,8 @@ def test_what_torch_never_takes_off() -> None:
 
 
 @pytest.mark.slow
-def test_taken_off_at_once() -> None:
-    """By one worker before another is connected to it."""
+def test_detach_before_connections_exist() -> None:
+    """One worker detaches before another has connected to it."""
 
     def work(cluster: ProcessGroupCluster) -> int:
         ddp = DistributedDataParallel(nn.Linear(4, 4))

@@ -1,4 +1,4 @@
-"""Methods by name: what the library calls them is what the trainer calls them."""
+"""Methods by name: the library and the trainer use the same names."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CHOICES = sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.y
 
 
 def parts(method: spardl.Method) -> tuple[Any, ...]:
-    """What two methods must have in common; rules are known by their type."""
+    """Returns what two methods must have in common; rules are identified by their type."""
     rules = (type(method.residual), type(method.momentum))
-    factor = getattr(method.momentum, "factor", None)  # weight decay is the affair of who has the weights
+    factor = getattr(method.momentum, "factor", None)  # weight decay belongs to the optimizer
     return method.compressor, method.communicator, *rules, factor, method.warmup, method.wire
 
 
@@ -45,7 +45,7 @@ def test_editors_know_the_names() -> None:
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_a_name_means_the_same_to_the_trainer(name: str) -> None:
-    """But for seeds, which a run has of its own."""
+    """Except seeds, which each run sets."""
     of_trainer, of_library = build_method(composed(f"compressor={name}")), spardl.make_method(name)
     if hasattr(of_library.compressor, "seed"):
         of_trainer = replace(of_trainer, compressor=replace(of_trainer.compressor, seed=of_library.compressor.seed))  # type: ignore[type-var]
@@ -76,7 +76,7 @@ def test_the_factor_of_momentum_is_not_that_of_a_compressor() -> None:
         ("dgc", 1.0, "momentum.factor must be at least 0 and below 1, got 1.0"),
     ],
 )
-def test_a_factor_of_momentum_that_cannot_be(name: str, factor: float, message: str) -> None:
+def test_invalid_momentum_factor(name: str, factor: float, message: str) -> None:
     with pytest.raises(ConfigError) as caught:
         spardl.make_method(name, momentum_factor=factor)
     assert str(caught.value).startswith(message)
@@ -96,7 +96,7 @@ def test_a_method_without_options_of_its_own() -> None:
 
 
 @pytest.mark.parametrize("name", [None, 5, ["spardl"], True, "spardle"])
-def test_a_name_that_is_none(name: Any) -> None:
+def test_unknown_name(name: Any) -> None:
     for ask in (spardl.make_method, spardl.method_options):
         with pytest.raises(ConfigError) as caught:
             ask(name)
@@ -104,7 +104,7 @@ def test_a_name_that_is_none(name: Any) -> None:
         assert str(caught.value) == f"unknown method {name!r}; use one of {', '.join(spardl.method_names())}{hint}"
 
 
-def test_misspelt_options_are_corrected_and_parts_are_pointed_to_method() -> None:
+def test_misspelt_options_are_corrected_and_parts_explained() -> None:
     cases = {
         "did you mean density?": lambda: spardl.make_method("spardl", densty=0.1),
         "did you mean optimizer?": lambda: spardl.make_method("spardl", optimiser=None),
@@ -128,7 +128,7 @@ def test_misspelt_options_are_corrected_and_parts_are_pointed_to_method() -> Non
         ("spardl", {"update_scale": "root"}, "update_scale must be one of none, measured, got 'root'"),
     ],
 )
-def test_a_share_of_squares_that_cannot_be(name: str, options: dict[str, Any], words: str) -> None:
+def test_invalid_beta2(name: str, options: dict[str, Any], words: str) -> None:
     with pytest.raises(ConfigError) as error:
         spardl.make_method(name, **options)
     assert words in str(error.value)
@@ -137,7 +137,7 @@ def test_a_share_of_squares_that_cannot_be(name: str, options: dict[str, Any], w
 # --- options
 
 
-def test_options_say_what_they_are() -> None:
+def test_options_are_described() -> None:
     found = {option.name: option for option in spardl.method_options("dgc")}
     assert found["scope"].default == "layer"
     assert found["density"] == Option(
@@ -157,7 +157,7 @@ def test_options_say_what_they_are() -> None:
 
 @pytest.mark.parametrize("name", CHOICES)
 def test_options_are_those_that_the_method_takes(name: str) -> None:
-    """Each has words of its own, and its default makes the same method."""
+    """Each option has a description, and passing its default makes the same method."""
     options = spardl.method_options(name)
     assert all(each.about and "\n" not in each.about and each.type for each in options)
     once = {each.name: each.default for each in options if [other.name for other in options].count(each.name) == 1}
@@ -173,7 +173,7 @@ def test_options_are_those_that_the_method_takes(name: str) -> None:
 
 
 def declaring(monkeypatch: pytest.MonkeyPatch, *methods: Combination) -> None:
-    """Puts a module that declares methods beside the compressors' own."""
+    """Adds a module that declares methods to the package of compressors."""
     module = ModuleType("spardl.compressors.added")
     vars(module)["METHODS"] = methods
     own = registry._modules
@@ -206,7 +206,7 @@ def test_a_file_declares_a_method(monkeypatch: pytest.MonkeyPatch, fresh: None) 
         (Combination("added", "topk", "dense", "none", "x"), "momentum of the method added must be one of adam, "),
     ],
 )
-def test_a_file_that_declares_what_cannot_be(
+def test_file_with_an_invalid_declaration(
     method: Combination, message: str, monkeypatch: pytest.MonkeyPatch, fresh: None
 ) -> None:
     declaring(monkeypatch, method)
@@ -239,7 +239,7 @@ def nothing():
 
 @pytest.fixture
 def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], None]]:
-    """Adds entry points, as a package's installation leaves them."""
+    """Adds entry points as an installed package does."""
 
     def put(points: str) -> None:
         (tmp_path / "theirs.py").write_text(MODULE)

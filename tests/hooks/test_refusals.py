@@ -1,4 +1,4 @@
-"""What handles refuse, and the one line in which they say so."""
+"""Errors of handles for invalid arguments, each one line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_bad_input(name: Any, options: dict[str, Any], said: str) -> None:
     assert "\n" not in str(error.value)
 
 
-def test_what_is_no_ddp() -> None:
+def test_models_without_ddp_are_refused() -> None:
     with pytest.raises(ConfigError, match="needs a DistributedDataParallel, got a Linear; without DDP use"):
         spardl.attach(nn.Linear(2, 2))  # type: ignore[arg-type]
 
@@ -85,7 +85,7 @@ def _outer(model: nn.Module, **options: Any) -> None:
     spardl.Outer(model.named_parameters(), optimizer, "arc_topk_ef21", every=2, **options).close()
 
 
-def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
+def test_unsupported_tensors_are_refused_at_the_start() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         model = nn.Sequential(nn.Embedding(4, 3, sparse=True))
         complex_one = nn.ParameterList([nn.Parameter(torch.ones(3, dtype=torch.complex64))])
@@ -137,7 +137,7 @@ def test_what_cannot_be_averaged_is_told_at_the_start() -> None:
     ]
 
 
-def test_models_and_parameters_that_would_go_wrong_later_are_refused() -> None:
+def test_models_and_parameters_that_would_fail_later_are_refused() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         ddp = nn.parallel.DistributedDataParallel(
             nn.Linear(2, 2), find_unused_parameters=True, skip_all_reduce_unused_params=True

@@ -1,4 +1,4 @@
-"""Losses that are scaled: residuals follow the scale, and a step with an overflow is skipped by all, without loss."""
+"""Loss scaling: residuals follow the scale, and all workers skip a step with an overflow."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SPARSE = {"method": "spardl", "density": 0.1, "bucket_mb": 0.0005}
 def scaled(
     kind: str, options: dict[str, Any], bad: dict[int, int], steps: int = 8
 ) -> tuple[torch.Tensor, Any, GradScaler]:
-    """Trains with a GradScaler; in some steps the gradient of some rank has an infinity."""
+    """Trains with a GradScaler; in some steps the gradient of a rank is infinite."""
     model = made("cnn", torch.float32)
     # With a large first scale, halved by an overflow, doubled after three good steps.
     scaler = GradScaler("cpu", init_scale=2.0**10, growth_interval=3)
@@ -58,7 +58,7 @@ def test_an_overflow_is_skipped_by_all_and_training_recovers(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["hooks"])
 def test_no_mass_is_lost_in_a_skipped_step(kind: str) -> None:
-    """Where one group overflowed, what the others averaged goes back to where it came from."""
+    """If one group overflows, averages of the other groups return to their residuals."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[float, float]:
         parameters = [torch.nn.Parameter(torch.zeros(64)) for _ in range(2)]
@@ -84,12 +84,12 @@ def test_no_mass_is_lost_in_a_skipped_step(kind: str) -> None:
         return float(given.double().sum()), float((left.double() + taken.double()).sum())
 
     rows = run_workers(2, work)
-    # Each worker's average counts for one of the two that it is the mean of.
+    # The average is the mean of two workers, so each accounts for half of it.
     assert sum(row[0] for row in rows) == pytest.approx(sum(row[1] for row in rows), rel=1e-5)
 
 
 def test_residuals_follow_the_scale() -> None:
-    """Powers of two change no bit: with any scale the weights are those without one."""
+    """Scales are powers of two, so weights are those without a scale."""
 
     def same(options: dict[str, Any]) -> bool:
         found, _, scaler = scaled("hooks", options, {})
@@ -120,7 +120,7 @@ def test_a_fixed_threshold_takes_no_scaler() -> None:
     assert all("uses a fixed threshold" in each for each in run_workers(1, work))
 
 
-def test_without_a_scaler_an_overflow_is_left_out_and_counted() -> None:
+def test_overflow_without_scaler_is_skipped_and_counted() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[bool, int]:
         parameter = torch.nn.Parameter(torch.zeros(10))
         synchronizer = spardl.Synchronizer([parameter], "spardl", density=0.5)
@@ -135,8 +135,8 @@ def test_without_a_scaler_an_overflow_is_left_out_and_counted() -> None:
     assert run_workers(2, work) == [(True, 2)] * 2
 
 
-def test_a_sum_that_overflows_is_told_to_the_scaler_and_comes_back_at_a_lower_scale() -> None:
-    """Each worker's gradient fits into the type, and their sum does not."""
+def test_overflowing_sum_reaches_scaler_and_returns_to_residual() -> None:
+    """Each worker's gradient fits into the type, but their sum does not."""
 
     def work(cluster: ProcessGroupCluster) -> list[float]:
         parameter = torch.nn.Parameter(torch.zeros(10, dtype=torch.float16))
@@ -155,7 +155,7 @@ def test_a_sum_that_overflows_is_told_to_the_scaler_and_comes_back_at_a_lower_sc
         return found
 
     for first, second, third in run_workers(2, work):
-        # Half of what two workers can have at most, at a 64th of the scale.
+        # Half of the largest value for two workers, at 1/64 of the scale.
         assert (first, third) == (torch.inf, 4.0)
         assert 65504 / 2 / 64 < second < 65504 / 2 / 64 + 5
 
@@ -164,7 +164,7 @@ def test_a_sum_that_overflows_is_told_to_the_scaler_and_comes_back_at_a_lower_sc
 @pytest.mark.parametrize("kind", ["ddp", "hooks"])
 @pytest.mark.parametrize("cut", [4, 6], ids=["after a skipped step", "after a good one"])
 def test_the_state_round_trip(kind: str, cut: int) -> None:
-    """A handle that was saved, the scaler beside it, goes on as if nothing had happened."""
+    """A handle and its scaler resume bit-exactly."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         def begun(scale: float) -> tuple[Any, Path, GradScaler, torch.optim.Optimizer]:

@@ -1,4 +1,4 @@
-"""Schedules in a plain loop under DDP: the weights are those of DDP, whatever the loop does."""
+"""Schedules in a plain DDP loop: weights equal those of DDP for all kinds of loops."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def words(step: int, number: int = 0) -> Tensor:
 
 @dataclass
 class Loop:
-    """A training loop as its users write it; all it knows of schedules is what it gives to ``attach``."""
+    """A user loop, in which only the call of ``attach`` names a schedule."""
 
     options: dict[str, Any] | None
     setting: str = "momentum"
@@ -97,7 +97,7 @@ def on_all(work: Callable[[], Any]) -> Any:
     ],
 )
 def test_dense_training_is_that_of_ddp(setting: str) -> None:
-    """Tied, unused and foreign weights, parameter groups, rates that change, accumulation, clipping."""
+    """With tied, unused and foreign weights, parameter groups, changing rates, accumulation and clipping."""
 
     def work() -> dict[str, float]:
         plain = Loop(None, setting).run()
@@ -122,7 +122,7 @@ def test_dear_is_wfbp_of_the_same_groups(method: dict[str, Any]) -> None:
 
 
 def test_a_loss_that_is_scaled_and_overflows() -> None:
-    """All workers skip the step, the scale falls, and dense training is still that of DDP."""
+    """All workers skip the step, the scale decreases, and dense training equals DDP."""
 
     def work() -> list[tuple[float, float]]:
         found = []
@@ -136,7 +136,7 @@ def test_a_loss_that_is_scaled_and_overflows() -> None:
 
 
 def test_nothing_is_lost_where_a_step_is_skipped() -> None:
-    """With a residual, what was averaged in vain comes back: dear and wfbp go on alike."""
+    """Dropped averages return to the residual, in the same way for dear and wfbp."""
 
     def work() -> bool:
         found = []
@@ -150,7 +150,7 @@ def test_nothing_is_lost_where_a_step_is_skipped() -> None:
 
 
 class Mixed(nn.Module):
-    """Two types, a layer that is frozen, and one that is left out now and then."""
+    """With two dtypes, a frozen layer, and a layer that is skipped in some steps."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -192,7 +192,7 @@ def test_types_frozen_and_unused_parameters() -> None:
 
 @pytest.mark.parametrize("name", [pytest.param("mg_wfbp", marks=pytest.mark.slow), "wfbp", "layer_fusion", "dear"])
 def test_the_state_round_trip(name: str) -> None:
-    """Saved after four of eight steps, and loaded where nothing has been measured yet."""
+    """Saves after four of eight steps, and loads before anything is measured."""
 
     def work() -> bool:
         loop = Loop({**SPARSE, "schedule": name})
@@ -210,13 +210,13 @@ def test_the_state_round_trip(name: str) -> None:
             strict=True,
         ):
             part.load_state_dict(values)
-        # Groups that are measured differ from run to run, and with them what a sparse method finds.
+        # Measured groups differ between runs, and so do the entries that a sparse method selects.
         return name in ("mg_wfbp", "layer_fusion") or torch.equal(again.run(range(4, STEPS)), expected)
 
     assert on_all(work)
 
 
-def test_an_evaluation_between_steps_sees_the_weights_after_the_last() -> None:
+def test_evaluation_between_steps_sees_the_latest_weights() -> None:
     def work() -> list[float]:
         losses = []
         for name in ("wfbp", "dear"):
@@ -233,7 +233,7 @@ def test_an_evaluation_between_steps_sees_the_weights_after_the_last() -> None:
     run_workers(2, lambda cluster: work())
 
 
-def test_after_detach_the_optimizer_is_the_loops_again() -> None:
+def test_detach_gives_the_optimizer_back() -> None:
     def work() -> list[bool]:
         loop = Loop({**SPARSE, "schedule": "dear"})
         loop.run(range(3))
@@ -249,8 +249,8 @@ def test_after_detach_the_optimizer_is_the_loops_again() -> None:
     assert on_all(work) == [True, True]
 
 
-def test_a_model_that_changes_its_way_is_refused() -> None:
-    """What the first forward pass did not use, a later one does not wait for."""
+def test_models_with_changing_control_flow_are_refused() -> None:
+    """Forward passes wait only for parameters that the first one has used."""
 
     class Winding(nn.Module):
         def __init__(self) -> None:
@@ -295,7 +295,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def test_what_cannot_be_is_refused_at_once() -> None:
+def test_invalid_combinations_are_refused_at_once() -> None:
     kinds = {"sgd": torch.optim.SGD, "lbfgs": torch.optim.LBFGS}
 
     def work(cluster: ProcessGroupCluster) -> list[str]:

@@ -1,4 +1,4 @@
-"""A training that is saved in the middle and continued in fresh processes is one that was never disturbed."""
+"""A training saved midway and resumed in new processes equals an uninterrupted one."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def saved(*states: Any) -> bytes:
     ],
 )
 def test_the_state_round_trip(kind: str, method: str) -> None:
-    """Through torch.save, per rank, into processes whose DDP begins with other buckets."""
+    """With torch.save on each rank, into processes whose DDP starts with other buckets."""
 
     def first(cluster: ProcessGroupCluster) -> tuple[bytes, torch.Tensor]:
         path, rule, model = begun(PATHS[kind], METHODS[method])
@@ -79,7 +79,7 @@ def test_the_state_round_trip(kind: str, method: str) -> None:
 
 
 @pytest.mark.slow
-def test_a_saved_state_does_not_change_any_more() -> None:
+def test_saved_state_is_a_copy() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         path, rule, model = begun(Hooks, METHODS["spardl"])
         run(path, rule, model, range(3))
@@ -111,7 +111,7 @@ def test_states_of_others_are_refused() -> None:
 
 
 def test_states_of_other_workers_and_methods_are_refused() -> None:
-    """As when rank 0 saves alone and all load; nothing is changed then."""
+    """For example if only rank 0 saves and all load; nothing is changed."""
 
     def work(cluster: ProcessGroupCluster) -> list[str]:
         paths = [begun(Ddp, METHODS["spardl"])[0], begun(Hooks, METHODS["spardl"])[0]]
@@ -154,7 +154,7 @@ def test_states_of_other_workers_and_methods_are_refused() -> None:
 
 
 def test_all_handles_have_one_kind_of_state() -> None:
-    """What attach saved, a Synchronizer of the same parameters loads, and the other way round."""
+    """A Synchronizer of the same parameters loads a state of attach, and vice versa."""
 
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         (batch,) = batches(made("cnn"), [0])
@@ -173,7 +173,7 @@ def test_all_handles_have_one_kind_of_state() -> None:
     assert run_workers(2, work) == [[True, True]] * 2
 
 
-def test_what_is_no_state_changes_nothing() -> None:
+def test_invalid_states_change_nothing() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         paths = [begun(kind, METHODS["oktopk"])[0] for kind in (Ddp, Hooks)]
         (batch,) = batches(made("cnn"), [0])
@@ -219,8 +219,8 @@ def without(values: dict[str, Any], key: str) -> dict[str, Any]:
     return {name: value for name, value in values.items() if name != key}
 
 
-def test_a_state_is_whole_before_the_first_step() -> None:
-    """An empty mapping is a reset, and leaves nothing behind."""
+def test_state_is_complete_before_the_first_step() -> None:
+    """An empty mapping resets the handle completely."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         path, rule, model = begun(Ddp, METHODS["dgc"])

@@ -1,4 +1,4 @@
-"""What a handle says of its steps."""
+"""Statistics of handles."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def test_the_first_step_takes_no_seconds() -> None:
     meter = Meter(ledger, 2)
     assert meter.stats(100, 0).seconds["select"] == 0
     step(ledger, meter, 60)
-    assert meter.stats(100, 0).seconds["select"] == 60  # there is no other yet
+    assert meter.stats(100, 0).seconds["select"] == 60  # the only step is included
     for _ in range(3):
         step(ledger, meter, 0.5)
     found = meter.stats(100, 2)
@@ -36,7 +36,7 @@ def test_the_first_step_takes_no_seconds() -> None:
     assert found.seconds["select"] == 0.5
 
 
-def test_counting_begins_anew() -> None:
+def test_reset_restarts_the_statistics() -> None:
     ledger = Ledger()
     meter = Meter(ledger, 2)
     for seconds in (60, 1, 2):
@@ -50,7 +50,7 @@ def test_counting_begins_anew() -> None:
     assert meter.steps == 4
 
 
-def test_counting_that_begins_anew_before_the_first_step_leaves_it_out() -> None:
+def test_reset_before_the_first_step_excludes_it() -> None:
     ledger = Ledger()
     meter = Meter(ledger, 2)
     meter.reset(refused=0)
@@ -77,8 +77,8 @@ def test_the_table() -> None:
     assert str(stats._replace(residual_ratio=None)).endswith("residual     unknown")
 
 
-def test_one_worker_alone() -> None:
-    """Sends nothing, of nothing."""
+def test_single_worker_sends_nothing() -> None:
+    """A single worker sends nothing."""
 
     def work(cluster: ProcessGroupCluster) -> Stats:
         found = spardl.all_reduce(torch.ones(10), "spardl", density=0.1).cost
@@ -101,8 +101,8 @@ def handles() -> tuple[Any, Any, nn.Parameter, nn.Module]:
     )
 
 
-def test_how_much_is_carried_over() -> None:
-    """Measured over the first gradient; what is carried is that of now."""
+def test_size_of_the_residual() -> None:
+    """Relative to the first gradient, which is measured; the residual is the current one."""
 
     def work(cluster: ProcessGroupCluster) -> list[float]:
         (attached, synchronizer), ddp, parameter, _ = handles()

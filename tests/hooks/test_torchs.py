@@ -1,4 +1,4 @@
-"""Limitations of torch's hooks, see docs/choosing-a-method.md. If a newer torch does better, change the page."""
+"""Statements of docs/choosing-a-method.md about torch's own hooks. If a newer torch does better, change the page."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def _powersgd(**options: Any) -> powersgd.PowerSGDState:
 
 
 def _backward(ddp: nn.Module, step: int, rank: int, factor: float = 1.0) -> bool:
-    """One backward pass, and whether all gradients are finite then."""
+    """Runs a backward pass, and returns whether all gradients are finite."""
     points = torch.randn(8, 30, generator=torch.Generator().manual_seed(100 * step + rank))
     ddp.zero_grad()
     (factor * ddp(points.to(next(ddp.parameters()).dtype)).square().mean()).backward()
@@ -54,14 +54,14 @@ def _backward(ddp: nn.Module, step: int, rank: int, factor: float = 1.0) -> bool
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{"bucket_cap_mb": 0.001}, {"find_unused_parameters": True}], ids=str)
-def test_torch_s_powersgd_needs_one_bucket_and_no_search_for_unused_parameters(options: dict[str, Any]) -> None:
+def test_torch_powersgd_needs_one_bucket_and_no_find_unused(options: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> None:
         faulthandler.disable()
-        # It may hang for longer than gloo's timeout, in torch's own code, where no handler in Python runs.
+        # It may hang in torch for longer than gloo's timeout, where no Python signal handler runs.
         signal.signal(signal.SIGALRM, signal.SIG_DFL)
         signal.alarm(12)
         ddp = _ddp(_powersgd(), Two(), **options)
-        for step in range(300):  # messages are mixed up in every third or so
+        for step in range(300):  # about every third step mixes up messages
             _backward(ddp, step, cluster.local_ranks[0])
 
     with pytest.raises(WorkerError):
@@ -69,7 +69,7 @@ def test_torch_s_powersgd_needs_one_bucket_and_no_search_for_unused_parameters(o
 
 
 @pytest.mark.slow
-def test_torch_s_batched_powersgd_does_not_run_on_gloo() -> None:
+def test_torch_batched_powersgd_fails_on_gloo() -> None:
     def work(cluster: ProcessGroupCluster) -> None:
         ddp = _ddp(_powersgd(), Two(), powersgd.batched_powerSGD_hook)
         for step in range(3):
@@ -81,7 +81,7 @@ def test_torch_s_batched_powersgd_does_not_run_on_gloo() -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:spardl. rank 0 skipped or clipped a gradient in step 5")
-def test_one_infinite_gradient_stays_in_torch_s_powersgd() -> None:
+def test_infinite_gradient_stays_in_torch_powersgd() -> None:
     def work(cluster: ProcessGroupCluster) -> list[list[bool]]:
         rank, ours = cluster.local_ranks[0], DistributedDataParallel(Two())
         spardl.attach(ours, "powersgd", rank=1)
@@ -97,12 +97,12 @@ def test_one_infinite_gradient_stays_in_torch_s_powersgd() -> None:
 
 
 @pytest.mark.slow
-def test_a_matrix_without_gradient_gets_nans_from_torch_s_powersgd() -> None:
+def test_torch_powersgd_gives_nans_for_matrix_without_gradient() -> None:
     def work(cluster: ProcessGroupCluster) -> list[list[bool]]:
         found, ours = [], DistributedDataParallel(Two())
         spardl.attach(ours, "powersgd", rank=1)
         for ddp in (_ddp(_powersgd(), Two()), _ddp(_powersgd(orthogonalization_epsilon=1e-8), Two()), ours):
-            nn.init.constant_(ddp.module.first.bias, -100)  # no unit is ever on
+            nn.init.constant_(ddp.module.first.bias, -100)  # no unit is ever active
             found.append([_backward(ddp, step, cluster.local_ranks[0]) for step in range(4)])
         return found
 
@@ -112,7 +112,7 @@ def test_a_matrix_without_gradient_gets_nans_from_torch_s_powersgd() -> None:
 
 
 def _continued(make: Callable[[nn.Module, Any], tuple[nn.Module, Callable[[], Any]]], rank: int) -> bool:
-    """Whether a training that was saved and loaded goes on as if nothing had been."""
+    """Returns whether a saved and loaded training resumes bit-exactly."""
 
     def trained(ddp: nn.Module, steps: range) -> None:
         optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
@@ -148,8 +148,8 @@ def _with_ours(model: nn.Module, saved: dict[str, Any] | None) -> tuple[nn.Modul
 
 
 @pytest.mark.slow
-def test_torch_s_powersgd_does_not_go_on_where_it_was_saved() -> None:
-    """DDP's first bucket has the parameters in another order than those of later steps."""
+def test_torch_powersgd_does_not_resume_exactly() -> None:
+    """DDP's first bucket has the parameters in another order than in later steps."""
 
     def work(cluster: ProcessGroupCluster) -> tuple[bool, bool]:
         return tuple(_continued(make, cluster.local_ranks[0]) for make in (_with_torch, _with_ours))  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""At density 1 every path trains like DDP, whatever the loop does."""
+"""At density 1, every handle trains like DDP in all kinds of loops."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_any_number_of_workers(workers: int) -> None:
 
 @pytest.mark.slow
 def test_two_models_do_not_interfere() -> None:
-    """Trained in turns, each as if it were alone."""
+    """Two models trained alternately give the results of separate trainings."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         options = {"method": "spardl", "density": 0.1, "bucket_mb": 0.001}
@@ -77,7 +77,7 @@ def test_two_models_do_not_interfere() -> None:
 
 
 class Halves(nn.Module):
-    """Uses one of two layers in turn, and never the third."""
+    """Uses two layers alternately, and never the third."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -102,7 +102,7 @@ def square(model: nn.Module, batch: Tensor) -> Tensor:
     [{"find_unused_parameters": True}, {"static_graph": True}, {"gradient_as_bucket_view": True}],
     ids=str,
 )
-def test_what_ddp_can_do(ddp: dict[str, Any]) -> None:
+def test_ddp_features(ddp: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         found = []
         for options in (None, {**ALL, "bucket_mb": 0.0001}):
@@ -117,8 +117,8 @@ def test_what_ddp_can_do(ddp: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_parameters_that_nobody_uses_stay_as_they_are() -> None:
-    """Without DDP, too: weight decay must not touch what has no gradient."""
+def test_unused_parameters_stay_unchanged() -> None:
+    """Also without DDP: weight decay must not change parameters without a gradient."""
 
     def work(cluster: ProcessGroupCluster) -> bool:
         found = []

@@ -1,4 +1,4 @@
-"""Loops in which the next step does not apply an average: what would go wrong is refused or told."""
+"""Loops in which the next step does not apply an average: mistakes raise or warn."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
 
 
 def told(work: Callable[[], Any]) -> str:
-    """The error, or the warnings, or nothing."""
+    """Returns the error or the warnings, if any."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        warnings.simplefilter("ignore", ResourceWarning)  # nothing here is detached
+        warnings.simplefilter("ignore", ResourceWarning)  # handles are not detached here
         try:
             work()
         except ConfigError as error:
@@ -100,7 +100,7 @@ def never_zeroed(schedule: str) -> Callable[[], Tensor]:
 
 
 def thrown_away_and_accumulated() -> None:
-    """The first is told; then there is nothing wrong."""
+    """The first one warns; the training stays correct."""
     loop = Loop(WHOLE)
     for step in range(4):
         loop.optimizer.zero_grad()
@@ -114,7 +114,7 @@ def thrown_away_and_accumulated() -> None:
 
 
 def gan(inside: Callable[[Loop], nn.Module], *, quiet: bool) -> Callable[[], None]:
-    """The discriminator's gradients of the generator's pass are cleared before its next one."""
+    """Clears the discriminator's gradients of the generator's pass before its next pass."""
 
     def work() -> None:
         loop, generator = Loop(WHOLE), nn.Linear(4, 4).double()
@@ -136,7 +136,7 @@ def stepped_without_an_average() -> None:
 
 
 def first_step_without_an_average(how: Callable[[Loop], AbstractContextManager[Any]]) -> Callable[[], None]:
-    """In ``no_sync()`` or past DDP, before anything was averaged."""
+    """Steps after a pass in ``no_sync()`` or past DDP, before anything was averaged."""
 
     def work() -> None:
         loop = Loop(WHOLE)
@@ -161,7 +161,7 @@ def first_step_without_waiting() -> None:
 
 
 def past_ddp_without_the_optimizer() -> None:
-    """Nothing refuses a step there, but it is told."""
+    """Without the optimizer, such a step only warns."""
     loop = Loop(None)
     spardl.attach(loop.ddp, "bf16")
     for _ in range(3):
@@ -171,7 +171,7 @@ def past_ddp_without_the_optimizer() -> None:
 
 
 def accumulated_without_the_optimizer() -> None:
-    """Nothing is wrong."""
+    """Correct without the optimizer."""
     loop = Loop(None)
     spardl.attach(loop.ddp, "int8")
     for step in range(3):
@@ -183,7 +183,7 @@ def accumulated_without_the_optimizer() -> None:
 
 
 def averaged_too_early(first: int) -> Callable[[], None]:
-    """Of three passes, the first one is averaged, and the others add to the averages."""
+    """The first of three passes is averaged, and the others add to the averages."""
 
     def work() -> None:
         loop = Loop(WHOLE)
@@ -198,7 +198,7 @@ def averaged_too_early(first: int) -> Callable[[], None]:
 
 
 def changed_behind_the_version() -> None:
-    """In one of the first steps; nothing but values tells it."""
+    """Changes values without their version, in one of the first steps."""
     loop = Loop(WHOLE)
     for step in range(4):
         loop.optimizer.zero_grad()
@@ -340,7 +340,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 }
 
 
-def test_what_would_go_wrong_is_refused_or_told() -> None:
+def test_mistakes_in_loops_raise_or_warn() -> None:
     found = run_workers(2, lambda cluster: {name: told(work) for name, (work, _) in CASES.items()})
     for name, (_, words) in CASES.items():
         for line in (each[name] for each in found):
@@ -348,7 +348,7 @@ def test_what_would_go_wrong_is_refused_or_told() -> None:
 
 
 def test_dense_halves_leave_out_or_add_what_ddp_does() -> None:
-    """What does not last may be thrown away, or added up."""
+    """Averages without a residual may be discarded or accumulated."""
 
     def plain(work: Callable[..., Callable[[], Tensor]]) -> float:
         expected, found = (work(method, schedule)() for method, schedule in ((None, "wfbp"), (DENSE, "dear")))
@@ -358,7 +358,7 @@ def test_dense_halves_leave_out_or_add_what_ddp_does() -> None:
         assert max(differences) < 1e-12
 
 
-def test_after_detach_the_optimizers_state_begins_anew() -> None:
+def test_detach_resets_the_optimizer_state() -> None:
     def work(cluster: object) -> float:
         loop = Loop(None)
         loop.step(0)
@@ -366,19 +366,19 @@ def test_after_detach_the_optimizers_state_begins_anew() -> None:
         loop.step(1)
         loop.handle.detach()
         before = weights(loop.model)
-        anew = Loop(None)
-        anew.model.load_state_dict(loop.model.state_dict())
-        for each in (loop, anew):
+        fresh = Loop(None)
+        fresh.model.load_state_dict(loop.model.state_dict())
+        for each in (loop, fresh):
             each.handle = None
             each.step(2)
-        assert not torch.equal(before, anew.end())
-        return float((loop.end() - anew.end()).abs().max())
+        assert not torch.equal(before, fresh.end())
+        return float((loop.end() - fresh.end()).abs().max())
 
     assert max(run_workers(2, work)) < 1e-12
 
 
 def test_workers_that_run_out_of_batches() -> None:
-    """With DDP's join(): as without this library where the optimizer has its state, and refused elsewhere."""
+    """With DDP's join(): as without this library if the optimizer keeps its state, and refused otherwise."""
 
     def trained(method: spardl.Method | None, schedule: str = "", *, rank: int = 0) -> Tensor:
         loop = Loop(None)
@@ -401,8 +401,8 @@ def test_workers_that_run_out_of_batches() -> None:
         assert max(found) < 1e-12
 
 
-def test_workers_that_stop_together_and_join_blocks_that_are_over() -> None:
-    """In neither does a worker miss another; torch does not take back what a join() sets."""
+def test_joint_early_stop_and_finished_join_blocks_are_allowed() -> None:
+    """In neither case does a worker miss another; torch does not reset what join() sets."""
 
     def trained(method: spardl.Method, *, within: bool) -> Tensor:
         loop = Loop(None)
@@ -415,14 +415,14 @@ def test_workers_that_stop_together_and_join_blocks_that_are_over() -> None:
         return loop.end()
 
     def work(cluster: ProcessGroupCluster) -> bool:
-        # Momentum begins where the handle takes over, so plain DDP is no comparison.
+        # Momentum starts when the handle takes over, so results differ from plain DDP.
         return torch.equal(trained(WHOLE, within=True), trained(WHOLE, within=False))
 
     assert run_workers(2, work) == [True, True]
 
 
-def test_parameters_of_equal_names_are_told_apart() -> None:
-    """Two modules in one Synchronizer: gradients of the second are not cleared between two steps."""
+def test_parameters_of_equal_names_are_distinguished() -> None:
+    """Two modules in one Synchronizer: gradients of the second are not cleared between steps."""
 
     def work(cluster: ProcessGroupCluster) -> str:
         first, second = nn.Linear(4, 4), nn.Linear(4, 4)

@@ -1,4 +1,4 @@
-"""A model that Accelerate has prepared, against Accelerate itself."""
+"""Models prepared by Accelerate, compared with plain Accelerate."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def library() -> None:
 
 
 class Job:
-    """A small model, its optimizer and data, prepared; ``options`` of ``None`` leave DDP as it is."""
+    """A prepared model, optimizer and data; ``options=None`` is plain DDP."""
 
     def __init__(self, options: dict[str, Any] | None, **accelerator: Any) -> None:
         from accelerate import Accelerator
@@ -56,7 +56,7 @@ class Job:
 
 @pytest.mark.parametrize("moves", [False, True])
 @pytest.mark.parametrize("passes", [1, 2])
-def test_density_1_is_accelerate_itself(passes: int, moves: bool) -> None:
+def test_density_1_equals_plain_accelerate(passes: int, moves: bool) -> None:
     def work() -> tuple[torch.Tensor, torch.Tensor, int, int]:
         plain = Job(None, gradient_accumulation_steps=passes).train(3)
         job = Job({"method": "spardl", "density": 1, "moves": moves}, gradient_accumulation_steps=passes)
@@ -70,8 +70,8 @@ def test_density_1_is_accelerate_itself(passes: int, moves: bool) -> None:
         torch.testing.assert_close(ours, plain)
 
 
-def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
-    """By Accelerate's own save_state and load_state; without residuals, it would not."""
+def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
+    """With Accelerate's own save_state and load_state, which must include residuals."""
     options = {"method": "spardl", "density": 0.1}
 
     def work() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -89,7 +89,7 @@ def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
         assert not torch.equal(forgetful, undisturbed)
 
 
-def test_two_models_of_one_accelerator_and_none_that_it_forgot(tmp_path: Path) -> None:
+def test_two_models_of_one_accelerator_and_a_forgotten_one(tmp_path: Path) -> None:
     def work() -> list[bool]:
         from spardl.hooks.adapters.accelerate import attach
 
@@ -113,7 +113,7 @@ def test_two_models_of_one_accelerator_and_none_that_it_forgot(tmp_path: Path) -
 
 
 def test_an_overflow_on_one_worker_is_skipped_by_all() -> None:
-    """With the accelerator's GradScaler, which a CPU has none of unless one is given."""
+    """With the accelerator's GradScaler, which must be passed explicitly on a CPU."""
 
     def work() -> tuple[float, bool, bool]:
         import torch.distributed as dist
@@ -139,7 +139,7 @@ def test_an_overflow_on_one_worker_is_skipped_by_all() -> None:
     assert launched(work) == [(512.0, True, True)] * 2
 
 
-def test_a_checkpoint_without_residuals_is_told(tmp_path: Path) -> None:
+def test_checkpoint_without_residuals_is_refused(tmp_path: Path) -> None:
     def work() -> str:
         Job(None).accelerator.save_state(str(tmp_path / "dense"))
         job = Job({"method": "topka", "fresh": True})
@@ -155,7 +155,7 @@ def test_a_checkpoint_without_residuals_is_told(tmp_path: Path) -> None:
         assert said == f"{tmp_path}/dense has {missing}; {way_out}"
 
 
-def test_one_process_is_told_to_start_several() -> None:
+def test_single_process_is_refused() -> None:
     def work() -> str:
         from spardl.hooks.adapters.accelerate import attach
 
@@ -170,7 +170,7 @@ def test_one_process_is_told_to_start_several() -> None:
 
 
 def test_a_missing_optimizer_is_refused() -> None:
-    """Unless the method averages gradients: then the optimizer's state is its own."""
+    """Unless the method averages gradients."""
 
     def work() -> str:
         from spardl.hooks.adapters.accelerate import attach

@@ -1,4 +1,4 @@
-"""Lightning's strategy with a method, against DDPStrategy itself."""
+"""SpardlStrategy compared with plain DDPStrategy."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def ours(**options: Any) -> Any:
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_density_1_is_ddp_itself(tmp_path: Path, passes: int) -> None:
+def test_density_1_equals_ddp(tmp_path: Path, passes: int) -> None:
     def work() -> tuple[torch.Tensor, torch.Tensor, int]:
         from lightning.pytorch.strategies import DDPStrategy
 
@@ -118,7 +118,7 @@ def test_density_1_is_ddp_itself(tmp_path: Path, passes: int) -> None:
         torch.testing.assert_close(sparse, plain)
 
 
-def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
     options = {"method": "spardl", "density": 0.1}
 
     def work() -> list[torch.Tensor]:
@@ -146,7 +146,7 @@ def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
-    """Of three epochs, the last one is kept; a test of weights leaves nothing that a training would go on from."""
+    """The last of three epochs is kept; testing weights does not affect a later training."""
 
     def work() -> list[str]:
         from lightning.pytorch.callbacks import ModelCheckpoint
@@ -165,8 +165,8 @@ def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
         assert found == ["epoch=2.ckpt", folder, f"{folder}/spardl-0-of-2.pt", f"{folder}/spardl-1-of-2.pt"]
 
 
-def test_a_link_to_a_checkpoint_and_a_return_within_a_fit(tmp_path: Path) -> None:
-    """As Lightning's search for a learning rate does it: saves, tries steps, loads, removes; then the training."""
+def test_symlink_to_a_checkpoint_and_reload_within_a_fit(tmp_path: Path) -> None:
+    """As Lightning's learning-rate finder does: save, try steps, load, remove, then train."""
 
     def work() -> list[torch.Tensor]:
         from lightning.pytorch.callbacks import Callback, ModelCheckpoint
@@ -200,7 +200,7 @@ def test_a_link_to_a_checkpoint_and_a_return_within_a_fit(tmp_path: Path) -> Non
 
 
 def looped(epochs: int, **options: Any) -> torch.Tensor:
-    """Trains the same model on the same batches in a plain loop that gives its optimizer."""
+    """Trains the same model on the same batches in a plain loop with ``optimizer=``."""
     model = module()
     ddp = nn.parallel.DistributedDataParallel(model.net)
     optimizer = adam(model)
@@ -217,7 +217,7 @@ def looped(epochs: int, **options: Any) -> torch.Tensor:
 
 
 def test_adam_moments_are_each_workers(tmp_path: Path) -> None:
-    """As in a plain loop with ``optimizer=``, with both of Lightning's loops, and in continued trainings."""
+    """Equal to a plain loop with ``optimizer=``, in both of Lightning's loops and when resumed."""
     options = {"method": "spardl", "density": 0.1, "clip_norm": 0.5}
 
     def work() -> list[torch.Tensor]:
@@ -268,7 +268,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("what", REFUSED)
-def test_what_does_not_fit_an_update_is_refused(tmp_path: Path, what: str) -> None:
+def test_options_that_do_not_fit_updates_are_refused(tmp_path: Path, what: str) -> None:
     optimizers, arguments, expected = REFUSED[what]
 
     def work() -> str:
@@ -286,7 +286,7 @@ def test_dear_is_refused() -> None:
             ours(method="spardl", schedule=schedule)
 
 
-def test_a_folder_far_away_is_refused_before_training(tmp_path: Path) -> None:
+def test_remote_folder_is_refused_before_training(tmp_path: Path) -> None:
     def work() -> str:
         from lightning.pytorch.callbacks import ModelCheckpoint
 

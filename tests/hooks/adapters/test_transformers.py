@@ -1,4 +1,4 @@
-"""The Trainer of transformers with a method, against the Trainer itself."""
+"""The transformers Trainer with a method, compared with the plain Trainer."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def library() -> None:
 
 
 def trainer(folder: Path, steps: int = 8, same: bool = False, **arguments: Any) -> Any:
-    """Of a BERT with one layer, on words drawn at random; or on the same words always, with momentum."""
+    """Trainer of a one-layer BERT on random words, or on constant words with momentum."""
     from transformers import BertConfig, BertForSequenceClassification, Trainer, TrainingArguments, set_seed
 
     set_seed(7)
@@ -68,7 +68,7 @@ def trained(folder: Path, options: dict[str, Any] | None, resume: str | None = N
 
 
 @pytest.mark.parametrize("passes", [1, 2])
-def test_density_1_is_the_trainer_itself(tmp_path: Path, passes: int) -> None:
+def test_density_1_equals_the_plain_trainer(tmp_path: Path, passes: int) -> None:
     def work() -> tuple[torch.Tensor, torch.Tensor]:
         plain = trained(tmp_path / "plain", None, gradient_accumulation_steps=passes)
         options = {"method": "spardl", "density": 1, "recipe": "published"}
@@ -78,8 +78,8 @@ def test_density_1_is_the_trainer_itself(tmp_path: Path, passes: int) -> None:
         torch.testing.assert_close(ours, plain)
 
 
-def test_the_optimizer_is_moved_and_so_is_the_limit_on_gradients(tmp_path: Path) -> None:
-    """Momentum is linear, and all workers have the same gradients here: so it is the trainer itself once more."""
+def test_optimizer_state_and_clipping_move_to_the_handle(tmp_path: Path) -> None:
+    """Momentum is linear and all workers have equal gradients, so results equal the plain trainer."""
 
     def work() -> tuple[torch.Tensor, torch.Tensor, list[float], bool]:
         from spardl.hooks.adapters.transformers import attach_trainer
@@ -100,8 +100,8 @@ def test_the_optimizer_is_moved_and_so_is_the_limit_on_gradients(tmp_path: Path)
         assert stateless
 
 
-def test_the_last_step_has_updated_the_weights_when_training_ends(tmp_path: Path) -> None:
-    """Under dear it is the next forward pass that would wait for it."""
+def test_weights_include_the_last_step_when_training_ends(tmp_path: Path) -> None:
+    """With dear, the next forward pass would apply it."""
 
     def work() -> list[torch.Tensor]:
         schedules = ("wfbp", "dear")
@@ -114,7 +114,7 @@ def test_the_last_step_has_updated_the_weights_when_training_ends(tmp_path: Path
         torch.testing.assert_close(delayed, plain)
 
 
-def test_adamw_learns_from_updates_unless_it_is_to_be_as_published(tmp_path: Path) -> None:
+def test_adamw_averages_updates_except_with_recipe_published(tmp_path: Path) -> None:
     def work() -> tuple[list[str], list[int]]:
         from spardl.hooks.adapters.transformers import attach_trainer
 
@@ -133,7 +133,7 @@ def test_adamw_learns_from_updates_unless_it_is_to_be_as_published(tmp_path: Pat
         assert states[0] == 0 < states[1] == states[2]
 
 
-def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
+def test_training_resumes_bit_exactly(tmp_path: Path) -> None:
     options = {"method": "spardl", "density": 0.05}
 
     def work() -> list[torch.Tensor]:
@@ -147,7 +147,7 @@ def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
             for path in (tmp_path / "dense").glob("spardl-*"):
                 path.unlink()
         dist.barrier()
-        # Where it writes is another run's checkpoint of the same step.
+        # Its output folder has another run's checkpoint of the same step.
         (tmp_path / "other" / "checkpoint-4").mkdir(parents=True, exist_ok=True)
         elsewhere = trained(tmp_path / "other", options, str(moved))
         fresh = {**options, "fresh": True}
@@ -160,7 +160,7 @@ def test_a_training_goes_on_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_files_of_another_save_are_refused(tmp_path: Path) -> None:
-    """By all workers, also where only one of them has such a file."""
+    """By all workers, even if only one of them has such a file."""
 
     def work() -> str:
         trained(tmp_path, {"method": "topka"}, steps=8)
@@ -176,7 +176,7 @@ def test_files_of_another_save_are_refused(tmp_path: Path) -> None:
     assert launched(work) == [f"states in {tmp_path}/checkpoint-4 are of steps 4, 8, {wanted}"] * 2
 
 
-def test_a_trainer_that_trains_twice_goes_on(tmp_path: Path) -> None:
+def test_trainer_that_trains_twice_continues(tmp_path: Path) -> None:
     def work() -> tuple[int, int]:
         from spardl.hooks.adapters.transformers import attach_trainer
 
@@ -190,7 +190,7 @@ def test_a_trainer_that_trains_twice_goes_on(tmp_path: Path) -> None:
     assert launched(work) == [(3, 6), (3, 6)]
 
 
-def test_what_does_not_work_is_told(tmp_path: Path) -> None:
+def test_unsupported_uses_are_refused(tmp_path: Path) -> None:
     def work() -> list[str]:
         from spardl.hooks.adapters.transformers import attach_trainer
 
@@ -212,8 +212,8 @@ def test_what_does_not_work_is_told(tmp_path: Path) -> None:
         assert "call train() for each trial" in search
 
 
-def test_a_failed_training_gives_the_limit_back(tmp_path: Path) -> None:
-    """Clipping stays on after an exception, and in the retry of ``auto_find_batch_size``."""
+def test_failed_training_restores_the_clipping_limit(tmp_path: Path) -> None:
+    """Clipping works again after an exception, and in a retry of ``auto_find_batch_size``."""
 
     def work() -> list[float | None]:
         from transformers import TrainerCallback
@@ -240,7 +240,7 @@ def test_a_failed_training_gives_the_limit_back(tmp_path: Path) -> None:
                 found.append(made.args.max_grad_norm)
             made.train()
             assert callback.handle is not None
-            assert callback.handle.gradient_norm is not None  # measured only where the handle clips
+            assert callback.handle.gradient_norm is not None  # measured only if the handle clips
             found.append(made.args.max_grad_norm)
         return found
 
@@ -248,7 +248,7 @@ def test_a_failed_training_gives_the_limit_back(tmp_path: Path) -> None:
 
 
 def test_grad_norm_is_that_of_the_gradient(tmp_path: Path) -> None:
-    """All workers have the same batches here, so that is the norm that the trainer logs without a method."""
+    """All workers have equal batches, so the norm equals that of the plain trainer."""
 
     def work() -> list[list[float]]:
         from spardl.hooks.adapters.transformers import attach_trainer

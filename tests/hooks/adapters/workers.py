@@ -1,4 +1,4 @@
-"""Workers that another library recognizes as started by a launcher."""
+"""Workers that third-party libraries recognize as started by a launcher."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from tests.test_train_cli import free_port
 
 
 def imported(module: str, extra: str) -> None:
-    """Imports an adapter once, for all workers, and not where tests are only collected: it takes seconds."""
+    """Imports an adapter once for all workers, but not during test collection: it takes seconds."""
     pytest.importorskip(extra, reason=f"needs the extra '{extra}'")
     importlib.import_module(module)
 
 
 def launched(work: Callable[[], Any], workers: int = 2) -> list[Any]:
-    """Calls ``work()`` in so many processes, with a process group and torchrun's variables, and returns the results."""
+    """Calls ``work()`` in ``workers`` processes with a process group and torchrun's variables; returns the results."""
     port = free_port()
 
     def target(cluster: ProcessGroupCluster) -> Any:
@@ -41,7 +41,7 @@ def launched(work: Callable[[], Any], workers: int = 2) -> list[Any]:
             HF_HUB_OFFLINE="1",
         )
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # those of the other library are its own affair
+            warnings.simplefilter("ignore")  # warnings of the third-party library
             return work()
 
     return run_workers(workers, target)

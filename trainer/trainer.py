@@ -348,7 +348,6 @@ class Trainer:
     def _digests(self) -> list[Tensor]:
         """Hashes of the last averages, as computed by each local rank."""
         synchronizer = self._learner.synchronizer
-        # Schedules with overlap may still be communicating.
         synchronizer.flush()
         averages = [synchronizer.averages(local) for local in range(len(self._learner.workers))]
         return [digest([tensor for average in own for tensor in _tensors(average)]) for own in averages]
@@ -399,7 +398,6 @@ class Trainer:
         learner.synchronizer.flush()
         doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])
         if doubtful and not evaluates:
-            # A short evaluation is enough to see whether the loss is finite.
             few = replace(self._settings, eval_examples=self._settings.eval_batch_size)
             found = evaluate(self._plan.task, learner.model, self._cluster, learner.workers, few)
             self._watch.evaluated(step, found["loss"])
@@ -444,7 +442,6 @@ class Trainer:
         learner = self._learner
         learner.synchronizer.flush()
         self._read_clocks()
-        # The common state is a function: only rank 0 evaluates it.
         save_checkpoint(
             self._run.checkpoints,
             self._progress.step,
@@ -492,7 +489,6 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         self._learner.synchronizer.flush()
         weights = self._learner.digest()
-        # Local workers of a simulation share the weights.
         self._compare([weights] * len(self._learner.workers), "weights")
         self._read_clocks()
         summary = self._summary(self._refused(), weights)

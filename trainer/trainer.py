@@ -30,7 +30,7 @@ from trainer.checkpoint import (
     save_checkpoint,
     saved_workers,
 )
-from trainer.learner import Learner, Plan, digest, evaluate
+from trainer.learner import Learner, Plan, Settings, digest, evaluate
 from trainer.observers import Observer
 from trainer.report import environment
 from trainer.runs import Run
@@ -348,7 +348,6 @@ class Trainer:
     def _digests(self) -> list[Tensor]:
         """Hashes of the last averages, as computed by each local rank."""
         synchronizer = self._learner.synchronizer
-        # Schedules with overlap may still be communicating.
         synchronizer.flush()
         averages = [synchronizer.averages(local) for local in range(len(self._learner.workers))]
         return [digest([tensor for average in own for tensor in _tensors(average)]) for own in averages]
@@ -371,17 +370,9 @@ class Trainer:
         self._record("train", figures)
 
     def _record(self, kind: str, figures: Mapping[str, float]) -> None:
-        """Passes figures to the observers, with the time and the totals so far."""
-        synchronizer, step = self._learner.synchronizer, self._progress.step
-        totals = {
-            "density": synchronizer.kept / step / self._learner.gradient.vector.numel(),
-            "time": time.time(),
-            "seconds/total": time.perf_counter() - self._started,
-            "bytes/total": float(self._cluster.ledgers[0].bytes_sent),
-        }
-        if pace := self._pace():
-            totals["samples/second"] = pace
-        self._notify("metrics", kind, step, {**figures, **totals})
+        seconds = time.perf_counter() - self._started
+        totals = _totals(self._plan.settings, self._progress, self._learner, self._cluster, seconds)
+        self._notify("metrics", kind, self._progress.step, {**figures, **totals})
 
     def _refused(self) -> int:
         """Counts the gradients of all workers that were discarded or clamped, and warns of new ones."""
@@ -399,7 +390,6 @@ class Trainer:
         learner.synchronizer.flush()
         doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])
         if doubtful and not evaluates:
-            # A short evaluation is enough to see whether the loss is finite.
             few = replace(self._settings, eval_examples=self._settings.eval_batch_size)
             found = evaluate(self._plan.task, learner.model, self._cluster, learner.workers, few)
             self._watch.evaluated(step, found["loss"])
@@ -421,10 +411,7 @@ class Trainer:
         if best is None or (found > best if task.higher_is_better else found < best):
             self._progress.best = found
         # The residual can only be read after the flush above: a synchronization in flight changes it.
-        residual = self._learner.synchronizer.carried.residuals()
-        norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in residual))
-        figures = {"residual/norm": norm} if residual else {}
-        self._record("eval", {**self._progress.metrics, **figures})
+        self._record("eval", {**self._progress.metrics, **_residual_norm(self._learner)})
         self._progress.evaluating += time.perf_counter() - began
 
     def _compare(self, rows: Sequence[Tensor], what: str) -> None:
@@ -444,7 +431,6 @@ class Trainer:
         learner = self._learner
         learner.synchronizer.flush()
         self._read_clocks()
-        # The common state is a function: only rank 0 evaluates it.
         save_checkpoint(
             self._run.checkpoints,
             self._progress.step,
@@ -492,53 +478,78 @@ class Trainer:
     def _finish(self) -> dict[str, Any]:
         self._learner.synchronizer.flush()
         weights = self._learner.digest()
-        # Local workers of a simulation share the weights.
         self._compare([weights] * len(self._learner.workers), "weights")
         self._read_clocks()
-        summary = self._summary(self._refused(), weights)
+        summary = _summarize(self._plan, self._progress, self._learner, self._cluster, self._refused(), weights)
         self._notify("end", summary)
         return summary
-
-    def _summary(self, refused: int, weights: Tensor) -> dict[str, Any]:
-        progress, task = self._progress, self._plan.task
-        costs = gather_costs(self._cluster, progress.step - progress.counted_from, self._learner.gradient.vector)
-        length = self._learner.gradient.vector.numel()
-        waiting = self._learner.synchronizer.waiting()
-        return {
-            "metric": task.metric,
-            "final": progress.metrics,
-            "best": progress.best,
-            "steps": progress.step,
-            "epochs": self._learner.epochs(progress.step),
-            "workers": self._cluster.size,
-            "parameters": length,
-            "wall_seconds": progress.wall,
-            "cluster_seconds": progress.virtual,
-            "evaluation_seconds": progress.evaluating,
-            "step_seconds": costs.seconds,
-            "step_seconds_beside": costs.beside,
-            "step_rounds": costs.rounds,
-            "step_words": costs.words,
-            "step_bytes": costs.bytes_sent,
-            "step_bytes_dense": costs.dense_bytes,
-            "density": self._learner.synchronizer.kept / progress.step / length,
-            "residual_ratio": waiting.norm if waiting else None,
-            "residual_age": waiting.age if waiting else None,
-            "replica_checks": progress.checks,
-            "refused_gradients": refused,
-            "samples_per_second": self._pace(),
-            "break_even_gbit": break_even_gbit(costs),
-            "peak_memory_bytes": costs.peak_memory,
-            "weights_sha256": weights.numpy(force=True).tobytes().hex(),
-            "environment": environment(),
-        }
-
-    def _pace(self) -> float | None:
-        """Training examples per second of all workers; ``None`` if no step was timed."""
-        progress, settings = self._progress, self._settings
-        examples = settings.batch_size * settings.accumulation * self._cluster.size
-        return progress.timed_steps * examples / progress.timed_seconds if progress.timed_seconds > 0 else None
 
 
 def _tensors(average: Sum) -> list[Tensor]:
     return [average.indices, average.values] if isinstance(average, SparseVector) else [average]
+
+
+def _summarize(
+    plan: Plan, progress: Progress, learner: Learner, cluster: Cluster, refused: int, weights: Tensor
+) -> dict[str, Any]:
+    costs = gather_costs(cluster, progress.step - progress.counted_from, learner.gradient.vector)
+    waiting = learner.synchronizer.waiting()
+    return {
+        "metric": plan.task.metric,
+        "final": progress.metrics,
+        "best": progress.best,
+        "steps": progress.step,
+        "epochs": learner.epochs(progress.step),
+        "workers": cluster.size,
+        "parameters": learner.gradient.vector.numel(),
+        "wall_seconds": progress.wall,
+        "cluster_seconds": progress.virtual,
+        "evaluation_seconds": progress.evaluating,
+        "step_seconds": costs.seconds,
+        "step_seconds_beside": costs.beside,
+        "step_rounds": costs.rounds,
+        "step_words": costs.words,
+        "step_bytes": costs.bytes_sent,
+        "step_bytes_dense": costs.dense_bytes,
+        "density": _density(progress, learner),
+        "residual_ratio": waiting.norm if waiting else None,
+        "residual_age": waiting.age if waiting else None,
+        "replica_checks": progress.checks,
+        "refused_gradients": refused,
+        "samples_per_second": _samples_per_second(plan.settings, progress, cluster),
+        "break_even_gbit": break_even_gbit(costs),
+        "peak_memory_bytes": costs.peak_memory,
+        "weights_sha256": weights.numpy(force=True).tobytes().hex(),
+        "environment": environment(),
+    }
+
+
+def _totals(
+    settings: Settings, progress: Progress, learner: Learner, cluster: Cluster, seconds: float
+) -> dict[str, float]:
+    """Figures of a run so far, which accompany those of a step or an evaluation."""
+    pace = _samples_per_second(settings, progress, cluster)
+    return {
+        "density": _density(progress, learner),
+        "time": time.time(),
+        "seconds/total": seconds,
+        "bytes/total": float(cluster.ledgers[0].bytes_sent),
+        **({} if pace is None else {"samples/second": pace}),
+    }
+
+
+def _density(progress: Progress, learner: Learner) -> float:
+    return learner.synchronizer.kept / progress.step / learner.gradient.vector.numel()
+
+
+def _samples_per_second(settings: Settings, progress: Progress, cluster: Cluster) -> float | None:
+    """Training examples per second of all workers; ``None`` if no step was timed."""
+    examples = settings.batch_size * settings.accumulation * cluster.size
+    return progress.timed_steps * examples / progress.timed_seconds if progress.timed_seconds > 0 else None
+
+
+def _residual_norm(learner: Learner) -> dict[str, float]:
+    """2-norm of the residual of the first local rank, if the method has one."""
+    residual = learner.synchronizer.carried.residuals()
+    norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in residual))
+    return {"residual/norm": norm} if residual else {}

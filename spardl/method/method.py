@@ -228,13 +228,9 @@ class Method:
         ConfigError: If a part has a wrong type, or parts are incompatible; the message names compatible ones.
 
     Example:
-        >>> from spardl.communicators import SparDL
-        >>> from spardl.compressors import TopK
-        >>> from spardl.method import GlobalResidual
         >>> from spardl.protocol.programs import Context, Worker
         >>> from spardl.vector.layout import Layout
-        >>> sparse = spardl.Method(TopK(density=0.01), SparDL(teams=2), GlobalResidual())
-        >>> for method in (sparse, spardl.make_method("none")):
+        >>> for method in (spardl.make_method("spardl", density=0.01, teams=2), spardl.make_method("none")):
         ...     rounds, words = method.cost(Context(Worker(rank=0, size=8), Layout.flat(1_000_000), step=0))
         ...     print(f"{rounds.high} rounds, at most {words.high} words")
         5 rounds, at most 35000 words

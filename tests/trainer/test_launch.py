@@ -207,7 +207,7 @@ def test_gpus_are_counted_in_a_process_that_is_gone(monkeypatch: pytest.MonkeyPa
     with pytest.raises(ConfigError, match=r"needs 4 GPU\(s\) on this machine, .* torch finds 2"):
         count_gpus_in_child("cuda", 4)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: os._exit(1))
-    with pytest.raises(ConfigError, match=r"torch cannot count GPUs \(the process that looked died\); use clus"):
+    with pytest.raises(ConfigError, match=r"torch cannot count GPUs \(the counting process died\); use clus"):
         count_gpus_in_child("cuda", 4)
     assert not asked
 

@@ -258,8 +258,7 @@ class Averager:
     """Averages the gradients of some parameters over all workers.
 
     In each step, ``put`` every gradient once, in any order; then ``wait``; then ``take`` the averages. Workers compare
-    their settings in the first step, and their states within 16 steps after a load. Parameters are numbered as in
-    ``gradient``.
+    their settings in the first step, and their states within 16 steps after a load.
 
     Args:
         method: method that averages the gradients.
@@ -268,6 +267,9 @@ class Averager:
         cluster: the workers.
         given: further settings that must be equal on all workers, by name.
         update: returns settings of the optimizer that must be equal whenever workers compare, by name.
+
+    Attributes:
+        numbers: numbers of the parameters (of any shapes), in the order of ``gradient``.
 
     Raises:
         ConfigError: if the method does not support the number of workers.
@@ -285,7 +287,7 @@ class Averager:
         method.communicator.check_workers(cluster.size)
         assert isinstance(training.gradient, CopiedGradient)
         self.method, self.gradient, self._cluster = method, training.gradient, cluster
-        self.parameters = frozenset(self.gradient.parameters)
+        self.numbers: dict[Tensor, int] = {each: number for number, each in enumerate(self.gradient.parameters)}
         self._placements = [(parameter.dtype, parameter.device) for parameter in self.gradient.parameters]
         self.scaled = training.scale is not None
         engine = schedule.make(method, cluster, training)

@@ -8,7 +8,7 @@ from dataclasses import fields
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
 from spardl.basics.checks import is_a, is_finite
@@ -164,12 +164,12 @@ def check_optimizer_parameters(
         )
 
 
-def check_known(parameters: Sequence[nn.Parameter], averaged: Container[nn.Parameter]) -> None:
+def check_known(parameters: Sequence[nn.Parameter], averaged: Container[Tensor]) -> None:
     """Checks that an optimizer updates averaged parameters only.
 
     Args:
         parameters: parameters of the optimizer.
-        averaged: parameters that the handle averages.
+        averaged: parameters that the handle averages, of any shapes.
 
     Raises:
         ConfigError: if the optimizer has others.

@@ -7,7 +7,7 @@ shard of the node's gradient, and the hook averages that shard with the same sha
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -22,13 +22,13 @@ from spardl.basics.checks import check_real
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
-from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import LoadChecks, Meter, Stats
+from spardl.hooks.averager import LoadChecks
 from spardl.hooks.choosing import choose_method
+from spardl.hooks.handle import Handle
 from spardl.method.method import Method, MethodState
 from spardl.method.moving import definite
 from spardl.method.names import MethodName
-from spardl.method.provenance import check_owner, check_whole, compare, facts_of, kind_of, owner_of
+from spardl.method.provenance import check_owner, check_whole, compare, facts_of, kind_of
 from spardl.method.refusals import Refusals, Refused, is_due
 from spardl.protocol.programs import copied
 from spardl.vector.flat import write
@@ -37,7 +37,7 @@ from spardl.vector.layout import Layout
 __all__ = ["Sharded", "attach_fsdp"]
 
 
-class Sharded:
+class Sharded(Handle):
     """State of the hooks of a model's FSDP units, as returned by :func:`attach_fsdp`.
 
     Args:
@@ -47,14 +47,11 @@ class Sharded:
     """
 
     def __init__(self, units: Mapping[str, FSDPModule], method: Method, cluster: ProcessGroupCluster) -> None:
-        self.method, self._cluster = method, cluster
+        super().__init__(method, cluster, _trained(units.values()))
         self._states: dict[str, MethodState] = {}
         # Loaded states of units that have had no backward pass yet.
         self._saved: dict[str, Any] = {}
         self._loads = LoadChecks()
-        self._worker = cluster.local_workers[0]
-        self._owner = owner_of(method, self._worker.rank, self._worker.size)
-        self._meter = Meter(cluster.ledgers[0], cluster.size)
         # Units that have been averaged in this step, and sums over micro-batches that have not.
         self._done: set[str] = set()
         self._partial: dict[str, Tensor] = {}
@@ -193,17 +190,24 @@ class Sharded:
                 f"this state is damaged: {name}: {error.args[0]}; load what state_dict() returned"
             ) from error
 
-    def stats(self) -> Stats:
-        """Returns this worker's communication volume and times between nodes as :class:`Stats`."""
-        nbytes = sum(state.memory.nbytes for state in self._states.values())
-        return self._meter.stats(nbytes, self._refusals.total, under_way=bool(self._done))
+    @property
+    def _nbytes(self) -> float:
+        return sum(state.memory.nbytes for state in self._states.values())
+
+    @property
+    def _refused(self) -> int:
+        return self._refusals.total
+
+    @property
+    def _in_step(self) -> bool:
+        return bool(self._done)
 
     def reset(self) -> None:
         """Restarts the statistics; residuals and moments stay."""
         if self._done:
             self._meter.step()
             self._done.clear()
-        self._meter.reset(self._refusals.total)
+        self._meter.reset(self._refused)
 
 
 def attach_fsdp(
@@ -245,9 +249,12 @@ def attach_fsdp(
         )
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)
-    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
-    prepare(made, cluster.size, trained, tells=cluster.leads)
     return Sharded(units, made, cluster)
+
+
+def _trained(units: Iterable[FSDPModule]) -> list[nn.Parameter]:
+    modules = [unit for unit in units if isinstance(unit, nn.Module)]
+    return [each for module in modules for each in module.parameters() if each.requires_grad]
 
 
 def _check_length(name: str, before: Tensor, now: Tensor) -> None:

@@ -1,8 +1,7 @@
 """DDP communication hook: :func:`attach` and the state that the hook keeps between steps."""
 
 import weakref
-from collections.abc import Iterable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, cast
 
 import torch
@@ -11,11 +10,10 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.basics.checks import check_kind, check_real, check_seconds
+from spardl.basics.checks import check_kind
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
-from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import REQUIRED_KEYS, WRONG_PARAMETERS, Averager, Meter, Named, SideGroup, Stats, inherit
+from spardl.hooks.averager import REQUIRED_KEYS, WRONG_PARAMETERS, Averager, Named, SideGroup, inherit
 from spardl.hooks.buckets import (
     BucketWatcher,
     Grouping,
@@ -31,24 +29,14 @@ from spardl.hooks.buckets import (
     unchanged_bucket,
     views_of,
 )
-from spardl.hooks.choosing import (
-    check_optimizer_parameters,
-    check_update,
-    choose_method,
-    choose_schedule,
-    options_of,
-    update_facts,
-)
+from spardl.hooks.choosing import choose_method, choose_schedule
 from spardl.hooks.delayed import DelayedUpdate
-from spardl.hooks.optimizer_steps import Discards, OptimizerSteps, after_backward
+from spardl.hooks.handle import GradientHandle
+from spardl.hooks.optimizer_steps import after_backward
 from spardl.method.method import Method
-from spardl.method.moving import definite
 from spardl.method.names import MethodName
-from spardl.method.provenance import check_owner, check_whole, owner_of
-from spardl.schedules import Dear, Schedule, Training, Wfbp
-from spardl.schedules.plain import decay_of
-from spardl.schedules.scaling import scale_of
-from spardl.vector.flat import CopiedGradient
+from spardl.method.provenance import check_owner, check_whole
+from spardl.schedules import Dear, Schedule, Wfbp
 
 __all__ = ["Hook", "attach", "hook"]
 
@@ -73,11 +61,74 @@ class _PendingBucket(NamedTuple):
     ready: torch.futures.Future[Tensor]
 
 
-class Hook(Discards):
+class _Groups:
+    """Makes the averagers of a hook, whose groups follow DDP's buckets if gradients stay there.
+
+    Args:
+        make: makes an averager of a grouping.
+        schedule: schedule that forms groups where they do not follow DDP's buckets.
+        watcher: observes DDP's buckets; ``None`` if groups do not follow them.
+    """
+
+    def __init__(self, make: Callable[[Grouping], Averager], schedule: Schedule, watcher: BucketWatcher | None) -> None:
+        self._make, self._schedule, self._watcher = make, schedule, watcher
+        # Whether the groups are those of the buckets that DDP formed after the very first step.
+        self._final = False
+
+    def averager_of(self, named: list[Named], after: Averager | None = None, values: _SavedState = None) -> Averager:
+        """Makes an averager, with the order and groups of a saved state if groups follow DDP's buckets.
+
+        Args:
+            named: parameters to average.
+            after: averager to continue; its method must have no residual.
+            values: saved state to load.
+        """
+        saved = saved_grouping(named, values) if self._watcher and values else None
+        # A state in the order of the model was saved before its first step, when DDP had not formed its buckets.
+        final = saved is not None and saved.named != named
+        averager = self._make(saved if saved and final else Grouping(named, self._schedule))
+        if after is not None:
+            averager.succeed(after)
+        if values is not None:
+            averager.load_state_dict(values)
+        self._final = final
+        return averager
+
+    def after_step(self, averager: Averager, cluster: SideGroup) -> Averager:
+        """Returns the averager for the next step: after the first one, its groups become DDP's buckets."""
+        if self._watcher is None or self._final:
+            return averager
+        following = self._make(self._watcher.observed(cluster, averager.gradient.parameters))
+        following.succeed(averager)
+        self._final = True
+        return following
+
+    def load(self, averager: Averager, named: list[Named], values: Mapping[str, Any]) -> Averager:
+        """Loads a state, and returns the averager to use; ``named`` are the parameters of both."""
+        same = self._watcher is None and averager.numbers.keys() == {pair.parameter for pair in named}
+        if named and not same:
+            return self.averager_of(named, averager, values)
+        averager.load_state_dict(values)
+        return averager
+
+    def put(self, averager: Averager, bucket: _PendingBucket) -> None:
+        """Hands the gradients of a bucket over, in place if groups follow DDP's buckets."""
+        if self._watcher is not None:
+            numbers = [averager.numbers[parameter] for parameter in bucket.views]
+            averager.lend(numbers, bucket.buffer if fills_buffer(bucket.views.values(), bucket.buffer) else None)
+        for parameter, view in bucket.views.items():
+            averager.put(averager.numbers[parameter], view)
+
+    def close(self) -> None:
+        """Stops observing DDP's buckets."""
+        if self._watcher is not None:
+            self._watcher.close()
+
+
+class Hook(GradientHandle):
     """State of the communication hook of a DDP model: ``ddp.register_comm_hook(state, spardl.hook)``.
 
-    Most programs call :func:`attach` instead. DDP rebuilds its buckets after the first step, but the groups in which
-    gradients are averaged stay the same, so a resumed training gives the same bits.
+    Most programs call :func:`attach` instead.
 
     Args:
         ddp: model whose gradients are averaged.
@@ -91,8 +142,8 @@ class Hook(Discards):
         clip_norm: largest norm of a gradient, as for :func:`attach`.
 
     Raises:
-        ConfigError: if the model is not a DDP that passes all its buckets to hooks, or has sparse gradients, the method
-            does not support the number of workers, or a number is not above 0.
+        ConfigError: if the model is not a DDP that passes all its buckets to hooks, has sparse gradients, or an
+            argument is invalid or does not fit the others.
     """
 
     def __init__(
@@ -108,63 +159,56 @@ class Hook(Discards):
     ) -> None:
         check_wrapped(ddp)
         check_kind("method", method, Method)
-        check_seconds("timeout", timeout)
-        check_kind("scaler", scaler, GradScaler, optional=True)
-        self.method, self._schedule = definite(method, optimizer), choose_schedule(schedule, bucket_mb)
-        check_modules(ddp.module, self._schedule)
-        check_update(self._schedule, self.method, optimizer, clip_norm, scaler)
-        self._schedule.check(self.method, clips=clip_norm is not None and not self.method.momentum.moved)
+        chosen = choose_schedule(schedule, bucket_mb)
+        check_modules(ddp.module, chosen)
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
-        check_real(self._named)
-        left_out = getattr(ddp, "parameters_to_ignore", ())
-        averaged = [pair for pair in self._named if pair.name not in left_out]
-        trained = self._trained = [pair for pair in averaged if pair.parameter.requires_grad]
-        check_optimizer_parameters(self._schedule, self.method, optimizer, trained)
+        averaged = [pair for pair in self._named if pair.name not in getattr(ddp, "parameters_to_ignore", ())]
         self._frozen = [pair for pair in averaged if not pair.parameter.requires_grad]
+        trained = [pair for pair in averaged if pair.parameter.requires_grad]
         self._device = self._named[0].parameter.device
-        self._cluster = SideGroup(ddp.process_group, self._device, timeout)
-        prepare(self.method, self._cluster.size, (pair.parameter for pair in trained), tells=self._cluster.leads)
-        self._cluster.open()
-        self._averager: Averager | None = None
+        super().__init__(
+            method,
+            chosen,
+            self._named,
+            trained,
+            device=self._device,
+            group=ddp.process_group,
+            timeout=timeout,
+            scaler=scaler,
+            optimizer=optimizer,
+            clip_norm=clip_norm,
+        )
+        # Without a request for other groups, gradients that the method sums in place stay in DDP's buckets.
+        in_buckets = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
+        watcher = BucketWatcher(ddp, self._named) if in_buckets else None
+        self._groups = _Groups(weakly(self._make), chosen, watcher)
         # Whether DDP has shown which parameters it synchronizes, and whether the averager has state worth inheriting.
-        self._parameters_known = self._has_state = False
-        self._numbers: dict[Tensor, int] = {}
+        self._parameters_known = self._has_state = self._ignores_pass = False
         self._attached, self._buckets = True, list[_PendingBucket]()
-        self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
         # torch cannot unregister a hook. The first one of a model forwards to the latest.
         self._latest: Hook | None = None
         self._predecessor: Hook | None = None
-        # Without a request for other groups, gradients that the method sums in place stay in DDP's buckets.
-        in_buckets = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
-        self._bucket_watcher = BucketWatcher(ddp, self._named) if in_buckets else None
-        self._groups_final = self._ignores_pass = False
         self._delayed: DelayedUpdate | None = None
-        decay, self._update_facts = decay_of(self.method.momentum, optimizer), update_facts(optimizer, self._named)
-        self._make_training = partial(Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay)
-        if optimizer is not None and isinstance(self._schedule, Dear):
+        if optimizer is not None and isinstance(chosen, Dear):
             # DeAR observes the first forward pass, so it cannot wait until DDP has shown its buckets.
             more = {"model": ddp.module, "optimizer": optimizer, "find_unused": ddp.find_unused_parameters}
-            averager = self._make_averager(Grouping(trained, self._schedule), **more)
-            self._delayed = DelayedUpdate(averager, ddp.module, optimizer, clip_norm)
+            self._averager = self._make(Grouping(trained, chosen), **more)
+            self._delayed = DelayedUpdate(self._averager, ddp.module, optimizer, clip_norm)
             self._parameters_known = True
         else:
             # Made now, so that state_dict() is complete, and load_state_dict() checks, before the first step.
-            self._make_averager_of(trained)
+            self._averager = self._groups.averager_of(trained)
         # Weak: torch keeps this object where Python's garbage collector cannot find a cycle with the DDP model.
         self._ddp, self._join_config = weakref.ref(ddp), join_config(ddp)
         # After DelayedUpdate, whose pre-step hook hides gradients from later ones.
-        self._optimizer_steps = OptimizerSteps(
-            self.method,
-            optimizer,
-            trained,
-            weakly(self._active_averager),
-            delayed=self._delayed is not None,
-            clip_norm=clip_norm,
-        )
-        super().__init__([pair.parameter for pair in trained], whole=self._optimizer_steps.updates)
+        self._watch_steps(delayed=self._delayed is not None)
         self._finalizer = when_dropped(self, self._optimizer_steps.handle_dropped)
         mark = self._delayed.mark if self._delayed else self._optimizer_steps.mark
         self._untraced, self._mark_after_backward = weakly(self._average), after_backward(weakly(mark))
+
+    def _make(self, grouping: Grouping, **training: Any) -> Averager:
+        given = {"handle": "attach", "clip_norm": self._clip_norm}
+        return self._make_averager(grouping.named, given, grouping.schedule, **training)
 
     def _active_averager(self) -> Averager | None:
         return self._averager if self._parameters_known else None
@@ -198,7 +242,7 @@ class Hook(Discards):
         ready = pending_future(self._device)
         self._buckets.append(_PendingBucket(views_of(bucket), bucket.buffer(), ready))
         if (averager := self._active_averager()) is not None:
-            self._put(averager, self._buckets[-1])
+            self._groups.put(averager, self._buckets[-1])
         if bucket.is_last():
             self._end(averager or self._learn_parameters())
         # The callback makes the future raise an error: DDP takes one that is returned as a value for a tensor.
@@ -213,17 +257,9 @@ class Hook(Discards):
             # The last backward pass may have been interrupted after some buckets were sent.
             averager.give_up()
             self._inherit_state(averager)
-        self._ignores_pass = self._discards_all or self._optimizer_steps.ignores(first)
+        self._ignores_pass = self._ignores(first)
         if averager is not None and not self._ignores_pass:
-            self._optimizer_steps.begin(averager)
-            self._exclude_discarded(averager)
-
-    def _put(self, averager: Averager, bucket: _PendingBucket) -> None:
-        if self._bucket_watcher is not None:
-            numbers = [self._numbers[parameter] for parameter in bucket.views]
-            averager.lend(numbers, bucket.buffer if fills_buffer(bucket.views.values(), bucket.buffer) else None)
-        for parameter, view in bucket.views.items():
-            averager.put(self._numbers[parameter], view)
+            self._begin_step(averager)
 
     def _end(self, averager: Averager) -> None:
         """Completes a step after its last bucket: writes the averages to DDP's buffers."""
@@ -240,13 +276,12 @@ class Hook(Discards):
         for views, buffer, ready in self._buckets:
             if self._delayed is None:
                 for parameter, view in views.items():
-                    averager.gradient.take(self._numbers[parameter], view)
+                    averager.gradient.take(averager.numbers[parameter], view)
             elif not usable:
                 buffer.fill_(torch.inf)  # makes the GradScaler skip the step
             ready.set_result(buffer)
         self._buckets = []
-        if self._bucket_watcher is not None and not self._groups_final:
-            self._use_ddp_buckets(self._bucket_watcher, averager)
+        self._averager = self._groups.after_step(averager, self._cluster)
 
     def _learn_parameters(self) -> Averager:
         """Returns the averager in the first step, when DDP has shown all buckets and so the parameters it averages."""
@@ -254,59 +289,29 @@ class Hook(Discards):
         check_averaged(each for each in self._trained if each.parameter not in shown)
         averager = self._averager
         # Parameters that were frozen after the model was wrapped are still in DDP's buckets.
-        if averager is None or averager.parameters != shown:
+        if averager is None or averager.numbers.keys() != shown:
             if self._has_state:
                 raise ConfigError(WRONG_PARAMETERS)
-            averager = self._make_averager_of([pair for pair in self._named if pair.parameter in shown])
+            averager = self._groups.averager_of([pair for pair in self._named if pair.parameter in shown])
+            self._averager = averager
         self._parameters_known = True
         self._inherit_state(averager)
         self._optimizer_steps.take_over(averager)
         self._exclude_discarded(averager)
         for bucket in self._buckets:
-            self._put(averager, bucket)
+            self._groups.put(averager, bucket)
         return averager
-
-    def _make_averager_of(
-        self, named: list[Named], after: Averager | None = None, values: _SavedState = None
-    ) -> Averager:
-        """Makes the averager, with the order and groups of a saved state if the groups follow DDP's buckets."""
-        saved = saved_grouping(named, values) if self._bucket_watcher and values else None
-        # A state in the order of the model was saved before its first step, when DDP had not formed its buckets.
-        final = saved is not None and saved.named != named
-        averager = self._make_averager(saved if saved and final else Grouping(named, self._schedule), after, values)
-        self._groups_final = final
-        return averager
-
-    def _use_ddp_buckets(self, watcher: BucketWatcher, averager: Averager) -> None:
-        """After the first step, makes groups of the buckets that DDP forms."""
-        self._make_averager(watcher.observed(self._cluster, averager.gradient.parameters), averager)
-        self._groups_final = True
 
     def _inherit_state(self, averager: Averager) -> None:
-        if before := (self._predecessor._release_state(averager) if self._predecessor else None):
+        if before := (self._predecessor._release_state() if self._predecessor else None):
             inherit(averager, before)
         self._predecessor, self._has_state = None, True
 
-    def _make_averager(
-        self, grouping: Grouping, after: Averager | None = None, values: _SavedState = None, **more: Any
-    ) -> Averager:
-        gradient = CopiedGradient(grouping.named)
-        training = self._make_training(**{"model": None, "optimizer": None, **more}, gradient=gradient)
-        given = {"handle": "attach", **options_of(self._schedule), "clip_norm": training.clip_norm}
-        averager = Averager(self.method, grouping.schedule, training, self._cluster, given, self._update_facts)
-        if after is not None:
-            averager.succeed(after)
-        if values is not None:
-            averager.load_state_dict(values)
-        self._numbers = {parameter: number for number, parameter in enumerate(averager.gradient.parameters)}
-        self._averager = averager
-        return averager
-
-    def _release_state(self, to: Averager) -> Averager | None:
-        """Hands residuals and moments over to ``to``, if there are any; this hook has no averager afterwards."""
+    def _release_state(self) -> Averager | None:
+        """Gives residuals and moments away, if there are any; this hook has no averager afterwards."""
         averager, self._averager = self._averager, None
         # A hook that made no step leaves what its own predecessor had.
-        return averager if self._has_state else (self._predecessor._release_state(to) if self._predecessor else None)
+        return averager if self._has_state else (self._predecessor._release_state() if self._predecessor else None)
 
     def follow(self, last: "Hook") -> None:
         """Replaces this hook by a newer one of the same model, which inherits residuals and moments.
@@ -333,7 +338,7 @@ class Hook(Discards):
     # --- state and statistics
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of this worker as plain data; each rank saves its own. Complete before the first step.
+        """Returns the state of this worker as plain data; each rank saves its own.
 
         ``torch.distributed.checkpoint`` needs a separate key for each rank, such as ``f"spardl_{rank}"``.
         """
@@ -360,7 +365,7 @@ class Hook(Discards):
             raise ConfigError("a newer handle of this model has replaced this one; load the state into the newer one")
         fresh = isinstance(values, Mapping) and not values
         if not fresh:
-            check_owner(values, owner_of(self.method, self._cluster.local_ranks[0], self._cluster.size), "groups")
+            check_owner(values, self._owner, "groups")
             check_whole(values, REQUIRED_KEYS)
         if self._delayed is not None:
             # Settling changes weights, so the state must be known to be valid.
@@ -370,35 +375,20 @@ class Hook(Discards):
         if fresh:
             averager.forget()
         else:
-            self._load(averager, values)
+            # Before the first step, parameters that DDP ignores may differ between the state and now.
+            names = averager.gradient.names if self._parameters_known else values["names"]
+            self._averager = self._groups.load(averager, [pair for pair in self._named if pair.name in names], values)
         self._optimizer_steps.forget()
         self._predecessor, self._has_state = None, not fresh  # a loaded state replaces what the predecessor had
-
-    def _load(self, averager: Averager, values: Mapping[str, Any]) -> None:
-        # Groups, and before the first step also frozen parameters, may differ between the state and now.
-        names = averager.gradient.names if self._parameters_known else values["names"]
-        named = [pair for pair in self._named if pair.name in names]
-        same = self._bucket_watcher is None and averager.parameters == {pair.parameter for pair in named}
-        if not named or same:
-            averager.load_state_dict(values)
-        else:
-            self._make_averager_of(named, averager, values)
 
     def flush(self) -> None:
         """Applies updates that are still pending, so that weights can be read; needed with ``schedule="dear"`` only."""
         if self._delayed is not None:
             self._delayed.flush()
 
-    def stats(self) -> Stats:
-        """Returns communication volume and times of this worker as :class:`Stats`."""
-        averager = self._averager
-        nbytes = sum(parameter.nbytes for _, parameter in self._named if parameter.requires_grad)
-        waiting = averager.engine.waiting() if averager else None
-        return self._meter.stats(nbytes, averager.refused if averager else 0, waiting)
-
-    def reset(self) -> None:
-        """Restarts the statistics; residuals and moments stay."""
-        self._meter.reset(self._averager.refused if self._averager else 0)
+    @property
+    def _nbytes(self) -> float:
+        return sum(parameter.nbytes for _, parameter in self._named if parameter.requires_grad)
 
     @property
     def steps(self) -> int:
@@ -413,9 +403,8 @@ class Hook(Discards):
     def detach(self) -> None:
         """Averages densely from now on, like DDP without a hook.
 
-        torch cannot unregister a hook, so this one stays, and the next ``attach`` to the model reuses it. That handle
-        inherits the residuals if its method has residuals; otherwise they are dropped. An optimizer whose state was
-        kept by the workers starts with an empty state.
+        The next ``attach`` to the model inherits the residuals if its method has residuals. An optimizer whose moments
+        the workers kept starts with an empty state.
 
         Raises:
             PeerError: if a worker is lost that ``schedule="dear"`` waits for; the handle is detached nevertheless.
@@ -425,15 +414,9 @@ class Hook(Discards):
             if delayed is not None:
                 delayed.close()
         finally:
+            self._groups.close()
+            self._attached, self._buckets = False, []
             self._release()
-
-    def _release(self) -> None:
-        if self._finalizer.detach():
-            self._optimizer_steps.close()
-        if self._bucket_watcher is not None:
-            self._bucket_watcher.close()
-        self._attached, self._buckets = False, []
-        self._cluster.release()
 
     def __deepcopy__(self, memo: object) -> None:
         """Copies of a model have no hook, because torch registers none for them."""

@@ -11,7 +11,7 @@ import warnings
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 
 import torch
 from torch import Tensor, nn
@@ -25,7 +25,6 @@ from spardl.method.method import Method
 from spardl.schedules.plain import PlainSteps
 
 __all__ = [
-    "Discards",
     "GradientMarks",
     "OptimizerSteps",
     "PassWatch",
@@ -38,51 +37,6 @@ __all__ = [
 
 
 # --- gradients that the loop discards
-
-
-class Discards:
-    """Base class of handles whose :meth:`discard` excludes gradients that the loop does not use.
-
-    Args:
-        parameters: parameters that the handle averages.
-        whole: whether an optimizer step always applies the averages of all of them.
-    """
-
-    def __init__(self, parameters: Sequence[nn.Parameter], *, whole: bool) -> None:
-        self._discardable, self._whole = frozenset(parameters), whole
-        self._discards: frozenset[nn.Parameter] = frozenset()
-
-    @contextmanager
-    def discard(self, parameters: Iterable[nn.Parameter] | None = None) -> Iterator[None]:
-        """Excludes parameters from the backward passes inside, because the loop discards their gradients.
-
-        Use it for a loss that passes through a model it does not train, for example a generator's loss through the
-        discriminator. All workers must call it in the same way. Gradients inside are not averaged, and residuals and
-        moments stay unchanged; clear the gradients (``zero_grad()``) before the model's own backward pass.
-
-        Args:
-            parameters: parameters whose gradients are discarded; ``None`` for all. If only some are given, a
-                ``Synchronizer`` must also wait inside.
-
-        Raises:
-            ConfigError: if the handle does not average one of the parameters, or only some are given although
-                ``step()`` applies the averages of all (``optimizer=``).
-        """
-        before = self._discards
-        self._discards = discarded_parameters(parameters, self._discardable, whole=self._whole)
-        try:
-            yield
-        finally:
-            self._discards = before
-
-    @property
-    def _discards_all(self) -> bool:
-        return self._discards >= self._discardable
-
-    def _exclude_discarded(self, averager: Averager) -> None:
-        if self._discards:
-            pairs = enumerate(averager.gradient.parameters)
-            averager.exclude([number for number, each in pairs if each in self._discards])
 
 
 def discarded_parameters(
@@ -577,7 +531,7 @@ class OptimizerSteps:
         if averager is None:
             check_no_gradients(parameters)
             return
-        check_known(parameters, averager.parameters)
+        check_known(parameters, averager.numbers)
         if not self._delayed:
             if self._guard:
                 self._guard.check_step(parameters)
@@ -649,11 +603,10 @@ def _check_values(averager: Averager, parameters: Iterable[nn.Parameter], clip_n
 
 def _averages(averager: Averager, parameters: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Yields parameters whose gradients are not zero, with their averages."""
-    numbers = {parameter: number for number, parameter in enumerate(averager.gradient.parameters)}
     for parameter in parameters:
         # DDP leaves gradients of parameters unchanged that no worker used.
         if parameter.requires_grad and parameter.grad is not None and parameter.grad.any():
-            yield parameter, averager.gradient.part(numbers[parameter]).view(parameter.shape)
+            yield parameter, averager.gradient.part(averager.numbers[parameter]).view(parameter.shape)
 
 
 def _changed_gradient(averager: Averager, parameter: nn.Parameter, clip_norm: float | None) -> ConfigError:

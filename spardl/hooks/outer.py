@@ -15,13 +15,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from spardl.basics.checks import check_kind, check_real, check_seconds
+from spardl.basics.checks import check_kind, check_real
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
-from spardl.clusters.precompile import prepare
 from spardl.communicators.steps.transfer import all_gather
-from spardl.hooks.averager import Averager, Meter, Named, SideGroup, Stats
+from spardl.hooks.averager import Averager, Named, SideGroup
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
+from spardl.hooks.handle import Handle
 from spardl.hooks.synchronizer import check_still_frozen, check_still_trained, trained_and_frozen
 from spardl.method.method import Method
 from spardl.method.moving import applied_twice, definite
@@ -29,7 +29,7 @@ from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
 from spardl.protocol.programs import Program, Worker, copied, whole_team
 from spardl.schedules import OuterSteps, Schedule, Training
-from spardl.schedules.carried import on_average
+from spardl.schedules.carried import Waiting, on_average
 from spardl.schedules.fusion import by_share
 from spardl.schedules.outer import Turns, go_on
 from spardl.schedules.plain import unwrapped
@@ -177,7 +177,65 @@ class _NotAnOptimizer:
         )
 
 
-class Outer(_NotAnOptimizer):
+class Anchors:
+    """The weights that all workers agree on, and the outer SGD that updates them.
+
+    Args:
+        outer: settings of the outer SGD.
+        method: method that averages the differences.
+        parameters: trained parameters of this worker, in the order of the backward pass.
+
+    Attributes:
+        weights: one for each parameter, of its shape.
+        optimizer: the outer SGD.
+        momentum: its momentum factor; the final value if it rises.
+        rises: whether momentum rises with the number of exchanges.
+    """
+
+    def __init__(self, outer: OuterSteps, method: Method, parameters: Sequence[nn.Parameter]) -> None:
+        self.weights = [nn.Parameter(parameter.detach().clone()) for parameter in parameters]
+        self.optimizer = outer.rule(self.weights, method)
+        self.momentum: float = self.optimizer.defaults["momentum"]
+        self.rises = outer.momentum is None and self.momentum > 0
+        self._exchanges = [0] * outer.fragments
+
+    def step(self, number: int, fragment: Fragment) -> None:
+        """Applies the averaged differences of a fragment.
+
+        Args:
+            number: number of the fragment.
+            fragment: the fragment, whose averages have arrived.
+        """
+        anchors = [self.weights[place] for place in fragment.places]
+        for anchor, average in zip(anchors, fragment.averages(), strict=True):
+            anchor.grad = average
+        if self.rises:
+            self.optimizer.param_groups[0]["momentum"] = _momentum_after(self._exchanges[number], self.momentum)
+        self._exchanges[number] += 1
+        self.optimizer.step()
+        # SGD skips parameters without a gradient, that is, those of other fragments.
+        for anchor in anchors:
+            anchor.grad = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns weights, momentum and numbers of exchanges."""
+        return {
+            "exchanges": list(self._exchanges),
+            "anchors": [anchor.detach().clone() for anchor in self.weights],
+            "rule": copied(self.optimizer.state_dict()["state"]),
+        }
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restores ``values`` from ``state_dict``; the outer learning rate and momentum keep their settings."""
+        # States without this count were saved when momentum was constant.
+        self._exchanges = list(values.get("exchanges", [_MOMENTUM_HALF_LIFE * 100] * len(self._exchanges)))
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": copied(values["rule"])})
+        with torch.no_grad():
+            for anchor, saved in zip(self.weights, values["anchors"], strict=True):
+                anchor.copy_(saved)
+
+
+class Outer(_NotAnOptimizer, Handle):
     """Local training: calls ``optimizer.step()``, and every ``every`` steps averages the weights' changes.
 
     It replaces ``optimizer.step()``::
@@ -192,7 +250,7 @@ class Outer(_NotAnOptimizer):
     rank 0 of the group now, so load a checkpoint before. They are equal on all workers after each exchange; buffers and
     optimizer states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the model are sent in turn while
     local steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step. With a ``GradScaler``, call
-    ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``.
+    ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``. Statistics count exchanges as steps.
 
     Args:
         parameters: ``model.named_parameters()`` or ``model.parameters()``.
@@ -233,6 +291,8 @@ class Outer(_NotAnOptimizer):
         >>> outer.close()
     """
 
+    _cluster: SideGroup
+
     def __init__(
         self,
         parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
@@ -252,55 +312,37 @@ class Outer(_NotAnOptimizer):
     ) -> None:
         check_kind("optimizer", optimizer, torch.optim.Optimizer)
         outer = OuterSteps(every, 0.7 if lr is None else lr, momentum, fragments, delay, mixing)
-        check_seconds("timeout", timeout)
-        named, self._frozen = trained_and_frozen(parameters)
-        if not named:
-            raise ConfigError("parameters is empty or all frozen; pass model.named_parameters() of a model to train")
-        check_real(named)
-        _check_optimizer(optimizer, {pair.parameter for pair in named})
-        self.method = definite(choose_method(method, options), None)
-        outer.check(self.method, clips=False)
-        no_momentum = momentum is None and self.method.residual.remembers
+        self._named, self._frozen = trained_and_frozen(parameters)
+        _check_optimizer(optimizer, {pair.parameter for pair in self._named})
+        made = definite(choose_method(method, options), None)
+        outer.check(made, clips=False)
+        no_momentum = momentum is None and made.residual.remembers
         if lr is None and no_momentum and not delay and mixing == 1:
             outer = replace(outer, lr=_LR_WITH_RESIDUAL)
-        parts = split_layers(named, fragments)
-        self._optimizer, self._outer, self._since, self._named = optimizer, outer, 0, named
-        self._turns = Turns(every, fragments)
-        # In the order of the backward pass, to which the places of fragments refer.
-        self._parameters = [pair.parameter for pair in reversed(named)]
-        self._cluster = SideGroup(group, self._parameters[0].device, timeout)
-        prepare(self.method, self._cluster.size, self._parameters, tells=self._cluster.leads)
-        self._cluster.open()
+        parts = split_layers(self._named, fragments)
         schedule = choose_schedule("wfbp", bucket_mb)
-        self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._parameters]
-        self._outer_optimizer = outer.rule(self._anchors, self.method)
-        self.momentum: float = self._outer_optimizer.defaults["momentum"]
-        self._momentum_rises = momentum is None and self.momentum > 0
-        self._exchanges = [0] * fragments
+        check_real(self._named)
+        # In the order of the backward pass, to which the places of fragments refer.
+        self._parameters = [pair.parameter for pair in reversed(self._named)]
+        super().__init__(made, SideGroup(group, self._parameters[0].device, timeout), self._parameters)
+        self._optimizer, self._outer, self._since = optimizer, outer, 0
+        self._turns = Turns(every, fragments)
+        self._anchors = Anchors(outer, made, self._parameters)
+        self.momentum: float = self._anchors.momentum
         given = {
             "handle": "Outer",
             **asdict(outer),
-            "momentum": momentum if self._momentum_rises else self.momentum,
+            "momentum": momentum if self._anchors.rises else self.momentum,
             **options_of(schedule),
         }
-        self._fragments = [Fragment(part, self.method, schedule, self._cluster, given) for part in parts]
-        self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
-        _warn_of_misuse(self._parameters, group, applied_twice(self.method, self._outer_optimizer))
-        self._broadcast_weights(group)
+        self._fragments = [Fragment(part, made, schedule, self._cluster, given) for part in parts]
+        _warn_of_misuse(self._parameters, group, applied_twice(made, self._anchors.optimizer))
+        _broadcast_weights(self._parameters, self._anchors.weights, group)
         self._begun = self._closed = False
         # Steps of the optimizer that count() has not counted.
         self._uncounted = 0
         self._hook = unwrapped(optimizer).register_step_pre_hook(weakly(self._before_step))
         when_dropped(self, self._hook.remove)
-
-    @torch.no_grad()
-    def _broadcast_weights(self, group: Any) -> None:
-        for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
-            # broadcast() sends raw memory, and strides may differ between workers.
-            first = parameter.contiguous()
-            dist.broadcast(first, dist.get_global_rank(group, 0) if group else 0, group)
-            parameter.copy_(first)
-            anchor.copy_(first)
 
     def _before_step(self, *_: object) -> None:
         """Runs before each step of the optimizer, called by ``step()`` or by the loop."""
@@ -315,27 +357,9 @@ class Outer(_NotAnOptimizer):
             )
 
     def _begin(self) -> None:
-        """Checks, before the first step, that the weights are still those that were broadcast."""
-        if self._begun:
-            return
-        own = {each for group in self._optimizer.param_groups for each in group["params"]}
-        pairs = zip(self._parameters, self._anchors, strict=True)
-        # Other parameters may have an optimizer that has already made a step.
-        same = [torch.equal(*pair) for pair in pairs if pair[0] in own]
-        if not any(same):
-            raise ConfigError(
-                "weights were changed after this Outer was created, and its first exchange would undo that; load "
-                "weights on rank 0, at least, before creating the Outer"
-            )
-        # A forward pass may change single parameters (max_norm of an embedding), so this is not an error.
-        if not all(same):
-            warnings.warn(
-                f"spardl: {same.count(False)} of {len(same)} parameters were changed after this Outer was created, and "
-                "its first exchange treats that as local training; if they were loaded, load before creating the "
-                "Outer.",
-                stacklevel=3,
-            )
-        self._begun = True
+        if not self._begun:
+            _check_loaded(self._optimizer, self._parameters, self._anchors.weights)
+            self._begun = True
 
     def _check_open(self) -> None:
         if self._closed:
@@ -390,7 +414,7 @@ class Outer(_NotAnOptimizer):
     def exchange(self) -> None:
         """Averages the changes of all workers since the last exchange, and makes their weights equal.
 
-        Waits for fragments in flight first; fragments then start a new cycle.
+        Also waits for fragments in flight.
 
         Raises:
             ConfigError: as ``step``.
@@ -403,7 +427,7 @@ class Outer(_NotAnOptimizer):
         for number in self._turns.begun or range(len(self._fragments)):
             self._send(number, 0)
         # Local weights differ from the anchors in fragments that were mixed or have not been sent.
-        for parameter, anchor in zip(self._parameters, self._anchors, strict=True):
+        for parameter, anchor in zip(self._parameters, self._anchors.weights, strict=True):
             parameter.copy_(anchor)
         self._turns, self._since = Turns(self._outer.every, len(self._fragments)), 0
 
@@ -411,19 +435,15 @@ class Outer(_NotAnOptimizer):
     def _send(self, number: int, delay: int) -> None:
         """Sends a fragment's changes, whose average is applied after ``delay`` steps."""
         places = self._fragments[number].places
-        self._check_same_fragment(number)
-        self._fragments[number].send(self._anchors[place] - self._parameters[place] for place in places)
+        if len(self._fragments) > 1:
+            program = check_same_fragment(self._worker, number, len(self._fragments), self._cluster.device)
+            # Does not wait: if fragments differ, the messages sent afterwards fail.
+            self._cluster.flight([program], counted=False).release(0)
+        self._fragments[number].send(self._anchors.weights[place] - self._parameters[place] for place in places)
         self._turns.leave(number, delay)
         self._since = 0
         if not delay:
             self._apply(number)
-
-    def _check_same_fragment(self, number: int) -> None:
-        if len(self._fragments) > 1:
-            (worker,), device = self._cluster.local_workers, self._cluster.device
-            program = check_same_fragment(worker, number, len(self._fragments), device)
-            # Does not wait: if fragments differ, the messages sent afterwards fail.
-            self._cluster.flight([program], counted=False).release(0)
 
     def _apply(self, number: int) -> None:
         """Waits for a fragment, and mixes its averaged weights into those of this worker."""
@@ -432,23 +452,14 @@ class Outer(_NotAnOptimizer):
         self._fragments[number].averager.report_refusals("; all workers continue from the weights of the last exchange")
         self._turns.land(number)
         for place in self._fragments[number].places:
-            go_on(self._parameters[place], self._anchors[place], self._outer.mixing)
+            go_on(self._parameters[place], self._anchors.weights[place], self._outer.mixing)
 
     def _outer_step(self, number: int) -> None:
         """Applies the averaged changes of a fragment to its anchors, unless that is already done."""
         fragment = self._fragments[number]
-        if not fragment.averager.receive():
-            return
-        self._meter.step()
-        anchors = [self._anchors[place] for place in fragment.places]
-        for anchor, average in zip(anchors, fragment.averages(), strict=True):
-            anchor.grad = average
-        if self._momentum_rises:
-            self._outer_optimizer.param_groups[0]["momentum"] = _momentum_after(self._exchanges[number], self.momentum)
-        self._exchanges[number] += 1
-        self._outer_optimizer.step()
-        for anchor in anchors:
-            anchor.grad = None
+        if fragment.averager.receive():
+            self._meter.step()
+            self._anchors.step(number, fragment)
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this worker, including its weights; each rank saves its own.
@@ -465,13 +476,11 @@ class Outer(_NotAnOptimizer):
             **first,
             "outer": {
                 "since": self._since,
-                "exchanges": list(self._exchanges),
                 "left": list(self._turns.left),
                 "aloft": dict(self._turns.aloft),
                 "fragments": others,
                 "weights": [parameter.detach().clone() for parameter in self._parameters],
-                "anchors": [anchor.detach().clone() for anchor in self._anchors],
-                "rule": copied(self._outer_optimizer.state_dict()["state"]),
+                **self._anchors.state_dict(),
             },
         }
 
@@ -489,11 +498,7 @@ class Outer(_NotAnOptimizer):
                 ``bucket_mb``, or is incomplete; nothing is changed then.
             PeerError: if a fragment is in flight and another worker is lost.
         """
-        if not isinstance(values, Mapping) or "outer" not in values:
-            raise ConfigError("this is not the state of an Outer; load what its state_dict() returned")
-        check_whole(values["outer"], {"since": 0, "weights": [], "anchors": [], "rule": {}}, "outer")
-        own = {"left": [], "aloft": {}, "fragments": [], **values["outer"]}
-        _check_own(own, [parameter.shape for parameter in self._parameters], self._fragments)
+        own = _check_own(values, [parameter.shape for parameter in self._parameters], self._fragments)
         states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]
         pairs = list(zip(self._averagers, states, strict=True))
         # All are checked before the first is loaded, so that an error leaves everything unchanged.
@@ -503,27 +508,27 @@ class Outer(_NotAnOptimizer):
             averager.receive()
             averager.load_state_dict(state)
         self._since = own["since"]
-        # States without this count were saved when momentum was constant.
-        self._exchanges = list(own.get("exchanges", [_MOMENTUM_HALF_LIFE * 100] * len(self._fragments)))
         # Older states of an unfragmented model lack this, and the interval may be another one now.
         whole = [max(1, self._outer.every - own["since"])]
         self._turns.left = list(own["left"]) if own["fragments"] else whole
         self._turns.aloft = dict(own["aloft"])
-        self._outer_optimizer.load_state_dict({**self._outer_optimizer.state_dict(), "state": copied(own["rule"])})
+        self._anchors.load_state_dict(own)
         self._begun = True
         with torch.no_grad():
-            for into, name in ((self._parameters, "weights"), (self._anchors, "anchors")):
-                for tensor, saved in zip(into, own[name], strict=True):
-                    tensor.copy_(saved)
+            for parameter, saved in zip(self._parameters, own["weights"], strict=True):
+                parameter.copy_(saved)
 
-    def stats(self) -> Stats:
-        """Returns communication volume and times of this worker as :class:`Stats`; its steps are exchanges.
+    @property
+    def _nbytes(self) -> float:
+        return sum(parameter.nbytes for parameter in self._parameters) / len(self._fragments)
 
-        The size of the residual is the mean over fragments.
-        """
-        nbytes = sum(parameter.nbytes for parameter in self._parameters) / len(self._fragments)
-        refused = sum(averager.refused for averager in self._averagers)
-        return self._meter.stats(nbytes, refused, on_average(each.engine.waiting() for each in self._averagers))
+    @property
+    def _refused(self) -> int:
+        return sum(averager.refused for averager in self._averagers)
+
+    @property
+    def _waiting(self) -> Waiting | None:
+        return on_average(averager.engine.waiting() for averager in self._averagers)
 
     def close(self) -> None:
         """Releases the communication resources; the optimizer then works as without this object."""
@@ -532,17 +537,56 @@ class Outer(_NotAnOptimizer):
         self._cluster.release()
 
 
-def _check_own(own: Mapping[str, Any], shapes: list[torch.Size], fragments: list[Fragment]) -> None:
-    """Checks the part of a saved state that no averager checks.
+@torch.no_grad()
+def _broadcast_weights(parameters: Iterable[nn.Parameter], anchors: Iterable[nn.Parameter], group: Any) -> None:
+    for parameter, anchor in zip(parameters, anchors, strict=True):
+        # broadcast() sends raw memory, and strides may differ between workers.
+        first = parameter.contiguous()
+        dist.broadcast(first, dist.get_global_rank(group, 0) if group else 0, group)
+        parameter.copy_(first)
+        anchor.copy_(first)
+
+
+def _check_loaded(
+    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], anchors: Iterable[nn.Parameter]
+) -> None:
+    """Checks, before the first step, that the weights are still those that were broadcast.
+
+    Raises:
+        ConfigError: if all of them were changed.
+    """
+    own = {each for group in optimizer.param_groups for each in group["params"]}
+    # Other parameters may have an optimizer that has already made a step.
+    same = [torch.equal(*pair) for pair in zip(parameters, anchors, strict=True) if pair[0] in own]
+    if not any(same):
+        raise ConfigError(
+            "weights were changed after this Outer was created, and its first exchange would undo that; load "
+            "weights on rank 0, at least, before creating the Outer"
+        )
+    # A forward pass may change single parameters (max_norm of an embedding), so this is not an error.
+    if not all(same):
+        warnings.warn(
+            f"spardl: {same.count(False)} of {len(same)} parameters were changed after this Outer was created, and "
+            "its first exchange treats that as local training; if they were loaded, load before creating the Outer.",
+            stacklevel=4,
+        )
+
+
+def _check_own(values: Mapping[str, Any], shapes: list[torch.Size], fragments: list[Fragment]) -> Mapping[str, Any]:
+    """Checks the part of a saved state that no averager checks, and returns it.
 
     Args:
-        own: that part.
+        values: the saved state.
         shapes: shapes of all parameters, by position.
         fragments: fragments of the handle.
 
     Raises:
-        ConfigError: if an item has another type or shape.
+        ConfigError: if the part is missing, or an item has another type or shape.
     """
+    if not isinstance(values, Mapping) or "outer" not in values:
+        raise ConfigError("this is not the state of an Outer; load what its state_dict() returned")
+    check_whole(values["outer"], {"since": 0, "weights": [], "anchors": [], "rule": {}}, "outer")
+    own = {"left": [], "aloft": {}, "fragments": [], **values["outer"]}
     for name in ("weights", "anchors"):
         if [getattr(saved, "shape", None) for saved in own[name]] != shapes:
             raise ConfigError("this state belongs to other parameters; load it into an Outer of the same model")
@@ -571,6 +615,7 @@ def _check_own(own: Mapping[str, Any], shapes: list[torch.Size], fragments: list
         raise ConfigError(
             "this state is damaged: its momentum belongs to other parameters; load what state_dict() returned"
         )
+    return own
 
 
 def _is_momentum(state: Any, place: Any, shapes: list[torch.Size]) -> bool:

@@ -13,32 +13,21 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
-from spardl.basics.checks import check_flag, check_kind, check_real, check_seconds
+from spardl.basics.checks import check_flag
 from spardl.basics.errors import ConfigError
 from spardl.basics.weak import weakly, when_dropped
-from spardl.clusters.precompile import prepare
-from spardl.hooks.averager import Averager, Meter, Named, SideGroup, Stats
-from spardl.hooks.choosing import (
-    check_optimizer_parameters,
-    check_update,
-    choose_method,
-    choose_schedule,
-    options_of,
-    update_facts,
-)
-from spardl.hooks.optimizer_steps import Discards, OptimizerSteps
+from spardl.hooks.averager import Averager, Meter, Named
+from spardl.hooks.choosing import choose_method, choose_schedule
+from spardl.hooks.handle import GradientHandle
+from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.method.method import Method
-from spardl.method.moving import definite
 from spardl.method.names import MethodName
-from spardl.schedules import Dear, Schedule, Training
-from spardl.schedules.plain import decay_of
-from spardl.schedules.scaling import scale_of
-from spardl.vector.flat import CopiedGradient
+from spardl.schedules import Dear, Schedule
 
 __all__ = ["Synchronizer", "check_still_frozen", "check_still_trained", "trained_and_frozen"]
 
 
-class Synchronizer(Discards):
+class Synchronizer(GradientHandle):
     """Replaces every ``.grad`` by its average over all workers, without DDP.
 
     A hook at each parameter sends its gradient as soon as the backward pass has completed it, so communication overlaps
@@ -86,6 +75,8 @@ class Synchronizer(Discards):
         >>> synchronizer.detach()
     """
 
+    _averager: Averager
+
     def __init__(
         self,
         parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
@@ -101,8 +92,6 @@ class Synchronizer(Discards):
         clip_norm: float | None = None,
         **options: Any,
     ) -> None:
-        check_seconds("timeout", timeout)
-        check_kind("scaler", scaler, GradScaler, optional=True)
         check_flag("find_unused", find_unused)
         chosen = choose_schedule(schedule, bucket_mb)
         if isinstance(chosen, Dear):
@@ -110,37 +99,26 @@ class Synchronizer(Discards):
                 "schedule=dear updates parameters in the next forward pass, which a Synchronizer cannot observe; wrap "
                 'the model in DDP and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
             )
-        self.method = definite(choose_method(method, options), optimizer)
-        check_update(chosen, self.method, optimizer, clip_norm, scaler)
-        named, self._frozen = trained_and_frozen(parameters)
-        if not named:
-            raise ConfigError("parameters is empty or all frozen; pass model.named_parameters() of a model to train")
-        check_real(named)
-        check_optimizer_parameters(chosen, self.method, optimizer, named)
-        gradient = CopiedGradient(named)
-        self._parameters = gradient.parameters
-        self._cluster = SideGroup(group, self._parameters[0].device, timeout)
-        prepare(self.method, self._cluster.size, self._parameters, tells=self._cluster.leads)
-        self._cluster.open()
-        training = Training(
-            None,
-            gradient,
-            None,
-            clip_norm,
-            scale_of(scaler),
-            find_unused,
-            decay_of(self.method.momentum, optimizer),
+        made = choose_method(method, options)
+        trained, self._frozen = trained_and_frozen(parameters)
+        super().__init__(
+            made,
+            chosen,
+            [*trained, *self._frozen],
+            trained,
+            device=trained[-1].parameter.device,
+            group=group,
+            timeout=timeout,
+            scaler=scaler,
+            optimizer=optimizer,
+            clip_norm=clip_norm,
         )
-        given = {"handle": "Synchronizer", **options_of(chosen), "find_unused": find_unused}
-        update = update_facts(optimizer, [*named, *self._frozen])
-        self._averager = Averager(self.method, chosen, training, self._cluster, given, update)
-        self._optimizer_steps = OptimizerSteps(
-            self.method, optimizer, named, weakly(self._active_averager), clip_norm=clip_norm
-        )
-        self._meter = Meter(self._cluster.ledgers[0], self._cluster.size)
+        given = {"handle": "Synchronizer", "find_unused": find_unused}
+        self._averager = self._make_averager(trained, given, find_unused=find_unused)
+        self._parameters = self._averager.gradient.parameters
         # Whether backward passes send gradients, which is False in no_sync().
         self._sends, self._detached = True, False
-        super().__init__(self._parameters, whole=self._optimizer_steps.updates)
+        self._watch_steps()
         self._hooks = [
             parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
             for number, parameter in enumerate(self._parameters)
@@ -160,13 +138,9 @@ class Synchronizer(Discards):
             self._begin()
             self._averager.put(number, parameter.grad)
 
-    def _ignores(self, parameters: Iterable[Tensor]) -> bool:
-        return self._discards_all or self._optimizer_steps.ignores(parameters)
-
     def _begin(self) -> None:
         if not self._averager.begun:
-            self._optimizer_steps.begin(self._averager)
-            self._exclude_discarded(self._averager)
+            self._begin_step(self._averager)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -244,31 +218,22 @@ class Synchronizer(Discards):
         self._averager.load_state_dict(values)
         self._optimizer_steps.forget()
 
-    def stats(self) -> Stats:
-        """Returns communication volume and times of this worker as :class:`Stats`."""
-        nbytes = sum(parameter.nbytes for parameter in self._parameters)
-        return self._meter.stats(nbytes, self._averager.refused, self._averager.engine.waiting())
-
-    def reset(self) -> None:
-        """Restarts the statistics; residuals and moments stay."""
-        self._meter.reset(self._averager.refused)
+    @property
+    def _nbytes(self) -> float:
+        return sum(parameter.nbytes for parameter in self._parameters)
 
     def detach(self) -> None:
         """Removes the hooks from the parameters, so that gradients stay each worker's own."""
         self._detached = True
-        if self._finalizer.detach():
-            _remove_hooks(self._hooks, self._optimizer_steps)
-        self._cluster.release()
-
-
-def _remove_hooks(hooks: Iterable[RemovableHandle], steps: OptimizerSteps) -> None:
-    for hook in hooks:
-        hook.remove()
-    steps.close()
+        for hook in self._hooks:
+            hook.remove()
+        self._release()
 
 
 def _on_dropped(hooks: Iterable[RemovableHandle], steps: OptimizerSteps, meter: Meter) -> None:
-    _remove_hooks(hooks, steps)
+    for hook in hooks:
+        hook.remove()
+    steps.close()
     if not meter.steps:
         warnings.warn(
             "spardl: a Synchronizer was deleted before it averaged anything, so gradients stay each worker's own; keep "
@@ -285,7 +250,7 @@ def trained_and_frozen(
     Parameters without a name are named by their position.
 
     Raises:
-        ConfigError: if an item is not a parameter, or a parameter appears twice.
+        ConfigError: if an item is not a parameter, a parameter appears twice, or none is trained.
     """
     found: dict[nn.Parameter, Named] = {}
     several = isinstance(parameters, Iterable) and not isinstance(parameters, nn.Module)
@@ -299,6 +264,8 @@ def trained_and_frozen(
             raise ConfigError(f"parameters contains {before} twice, the second time as {pair.name}; pass each one once")
         found[pair.parameter] = pair
     trained = [pair for pair in found.values() if pair.parameter.requires_grad]
+    if not trained:
+        raise ConfigError("parameters is empty or all frozen; pass model.named_parameters() of a model to train")
     return trained, [pair for pair in found.values() if not pair.parameter.requires_grad]
 
 

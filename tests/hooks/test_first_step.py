@@ -64,10 +64,10 @@ def test_nothing_is_compiled_in_the_first_steps(kind: str, method: str) -> None:
 
 UNPREPARED = """
 import torch.distributed as dist
-from spardl.hooks import hook
+from spardl.hooks import handle
 from tests.hooks import test_first_step as here
 
-hook.prepare = lambda *arguments, **more: None
+handle.prepare = lambda *arguments, **more: None
 dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 print(here.compiled_in_training(here.Ddp, here.METHODS["spardl"]))
 dist.destroy_process_group()

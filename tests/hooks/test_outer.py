@@ -163,14 +163,14 @@ def test_default_momentum_rises_and_default_rates_follow_it() -> None:
             for step in range(3):
                 backward(model, rank, step)
                 outer.step()
-                momenta.append(outer._outer_optimizer.param_groups[0]["momentum"])
+                momenta.append(outer._anchors.optimizer.param_groups[0]["momentum"])
             saved = outer.state_dict()
             assert saved["outer"].pop("exchanges") == [3]
             outer.load_state_dict(saved)  # of an older version
             backward(model, rank, 3)
             outer.step()
-            momenta.append(outer._outer_optimizer.param_groups[0]["momentum"])
-            found.append([outer._outer_optimizer.param_groups[0]["lr"], *momenta])
+            momenta.append(outer._anchors.optimizer.param_groups[0]["momentum"])
+            found.append([outer._anchors.optimizer.param_groups[0]["lr"], *momenta])
             outer.close()
         return found
 

@@ -1,0 +1,238 @@
+"""Base classes of handles: setup of method and workers, statistics, and the connection to an optimizer."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from weakref import finalize
+
+import torch
+from torch import nn
+from torch.amp.grad_scaler import GradScaler
+
+from spardl.basics.checks import check_kind, check_real
+from spardl.basics.weak import weakly
+from spardl.clusters import ProcessGroupCluster
+from spardl.clusters.precompile import prepare
+from spardl.hooks.averager import Averager, Meter, Named, SideGroup, Stats
+from spardl.hooks.choosing import check_optimizer_parameters, check_update, options_of, update_facts
+from spardl.hooks.optimizer_steps import OptimizerSteps, discarded_parameters
+from spardl.method.method import Method
+from spardl.method.moving import definite
+from spardl.method.provenance import owner_of
+from spardl.schedules import Schedule, Training
+from spardl.schedules.carried import Waiting
+from spardl.schedules.plain import decay_of
+from spardl.schedules.scaling import scale_of
+from spardl.vector.flat import CopiedGradient
+
+__all__ = ["GradientHandle", "Handle"]
+
+
+class Handle(ABC):
+    """Base class of all handles: a method, the workers that use it, and their statistics.
+
+    Args:
+        method: method that averages, with a resolved momentum.
+        cluster: the workers.
+        trained: parameters to average.
+
+    Attributes:
+        method: method that averages.
+
+    Raises:
+        ConfigError: if the method does not support the number of workers.
+        PeerError: if a worker is lost.
+    """
+
+    def __init__(self, method: Method, cluster: ProcessGroupCluster, trained: Iterable[nn.Parameter]) -> None:
+        self.method = method
+        self._cluster = cluster
+        # Compiles before anything is sent: in the first step, all workers would wait for the slowest one.
+        prepare(method, cluster.size, trained, tells=cluster.leads)
+        if isinstance(cluster, SideGroup):
+            cluster.open()
+        (self._worker,) = cluster.local_workers
+        self._owner = owner_of(method, self._worker.rank, self._worker.size)
+        self._meter = Meter(cluster.ledgers[0], cluster.size)
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of this worker as plain data; each rank saves its own."""
+
+    @abstractmethod
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restores the state that ``state_dict`` returned on the same rank and world size.
+
+        Args:
+            values: saved state.
+        """
+
+    def stats(self) -> Stats:
+        """Returns communication volume and times of this worker as :class:`Stats`."""
+        return self._meter.stats(self._nbytes, self._refused, self._waiting, under_way=self._in_step)
+
+    @property
+    @abstractmethod
+    def _nbytes(self) -> float:
+        """Size of the gradients of one step in bytes."""
+
+    @property
+    @abstractmethod
+    def _refused(self) -> int:
+        """Number of non-finite gradients, on all workers."""
+
+    @property
+    def _waiting(self) -> Waiting | None:
+        """Size of the residual, if known."""
+        return None
+
+    @property
+    def _in_step(self) -> bool:
+        """Whether a step has begun that the meter has not counted and the statistics include."""
+        return False
+
+
+class GradientHandle(Handle):
+    """Base class of handles that average gradients, or updates of an optimizer, during the backward pass.
+
+    Args:
+        method: method that averages.
+        schedule: schedule that forms the groups.
+        named: all parameters of the handle, including frozen ones.
+        trained: the parameters to average.
+        device: device of the messages.
+        group: process group; ``None`` for the default group.
+        timeout: seconds after which a worker that does not answer counts as lost.
+        scaler: GradScaler that scales the loss, if any.
+        optimizer: optimizer of the parameters, if passed to the handle.
+        clip_norm: largest norm of a gradient, if passed to the handle.
+
+    Raises:
+        ConfigError: if an argument is invalid or does not fit the others.
+        PeerError: if a worker is lost.
+    """
+
+    # The averager is None once another handle has its state. The finalizer stops watching the optimizer's steps when
+    # the handle is garbage-collected.
+    _cluster: SideGroup
+    _averager: Averager | None
+    _optimizer_steps: OptimizerSteps
+    _finalizer: finalize[..., Any]
+
+    def __init__(
+        self,
+        method: Method,
+        schedule: Schedule,
+        named: Sequence[Named],
+        trained: Sequence[Named],
+        *,
+        device: torch.device,
+        group: Any,
+        timeout: float,
+        scaler: GradScaler | None,
+        optimizer: torch.optim.Optimizer | None,
+        clip_norm: float | None,
+    ) -> None:
+        check_kind("scaler", scaler, GradScaler, optional=True)
+        method = definite(method, optimizer)
+        check_update(schedule, method, optimizer, clip_norm, scaler)
+        schedule.check(method, clips=clip_norm is not None and not method.momentum.moved)
+        check_real(named)
+        check_optimizer_parameters(schedule, method, optimizer, trained)
+        parameters = [pair.parameter for pair in trained]
+        super().__init__(method, SideGroup(group, device, timeout), parameters)
+        self._schedule, self._optimizer, self._clip_norm = schedule, optimizer, clip_norm
+        self._trained = list(trained)
+        self._discardable = frozenset(parameters)
+        self._discards: frozenset[nn.Parameter] = frozenset()
+        decay, self._update_facts = decay_of(method.momentum, optimizer), update_facts(optimizer, named)
+        self._make_training = partial(Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay)
+
+    def _make_averager(
+        self, named: Sequence[Named], given: Mapping[str, Any], schedule: Schedule | None = None, **training: Any
+    ) -> Averager:
+        """Makes an averager of parameters.
+
+        Args:
+            named: the parameters.
+            given: further settings that must be equal on all workers, by name.
+            schedule: schedule that forms the groups, if not that of the handle.
+            **training: further fields of :class:`Training`.
+        """
+        made = self._make_training(**{"model": None, "optimizer": None, **training}, gradient=CopiedGradient(named))
+        given = {"handle": given["handle"], **options_of(self._schedule), **given}
+        return Averager(self.method, schedule or self._schedule, made, self._cluster, given, self._update_facts)
+
+    def _watch_steps(self, *, delayed: bool = False) -> None:
+        """Starts to watch the optimizer's steps; ``delayed``: whether updates are applied after ``step()`` returns."""
+        self._optimizer_steps = OptimizerSteps(
+            self.method,
+            self._optimizer,
+            self._trained,
+            weakly(self._active_averager),
+            delayed=delayed,
+            clip_norm=self._clip_norm,
+        )
+
+    @abstractmethod
+    def _active_averager(self) -> Averager | None:
+        """Returns the averager, ``None`` before its parameters are known."""
+
+    @contextmanager
+    def discard(self, parameters: Iterable[nn.Parameter] | None = None) -> Iterator[None]:
+        """Excludes parameters from the backward passes inside, because the loop discards their gradients.
+
+        Use it for a loss that passes through a model it does not train, for example a generator's loss through the
+        discriminator. All workers must call it in the same way. Gradients inside are not averaged, and residuals and
+        moments stay unchanged; clear the gradients (``zero_grad()``) before the model's own backward pass.
+
+        Args:
+            parameters: parameters whose gradients are discarded; ``None`` for all. If only some are given, a
+                ``Synchronizer`` must also wait inside.
+
+        Raises:
+            ConfigError: if the handle does not average one of the parameters, or only some are given although
+                ``step()`` applies the averages of all (``optimizer=``).
+        """
+        before = self._discards
+        self._discards = discarded_parameters(parameters, self._discardable, whole=self._optimizer_steps.updates)
+        try:
+            yield
+        finally:
+            self._discards = before
+
+    def _ignores(self, first: Iterable[torch.Tensor]) -> bool:
+        """Returns whether a backward pass that begins with the gradients of ``first`` must be ignored."""
+        return self._discards >= self._discardable or self._optimizer_steps.ignores(first)
+
+    def _begin_step(self, averager: Averager) -> None:
+        self._optimizer_steps.begin(averager)
+        self._exclude_discarded(averager)
+
+    def _exclude_discarded(self, averager: Averager) -> None:
+        if self._discards:
+            pairs = enumerate(averager.gradient.parameters)
+            averager.exclude([number for number, each in pairs if each in self._discards])
+
+    def reset(self) -> None:
+        """Restarts the statistics; residuals and moments stay."""
+        self._meter.reset(self._refused)
+
+    @property
+    def _refused(self) -> int:
+        return self._averager.refused if self._averager else 0
+
+    @property
+    def _waiting(self) -> Waiting | None:
+        return self._averager.engine.waiting() if self._averager else None
+
+    def _release(self) -> None:
+        """Stops watching the optimizer's steps, and releases the communication resources."""
+        # A finalizer that is no longer alive has already closed them.
+        if self._finalizer.detach():
+            self._optimizer_steps.close()
+        self._cluster.release()

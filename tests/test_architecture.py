@@ -19,7 +19,7 @@ MAX_FUNCTION_LINES = 80
 MAX_CLASS_LINES = 300
 MAX_CLASS_METHODS = 25
 # Classes that exceed the limits, with their own caps: (lines, methods). Lower or remove entries; add none.
-LARGE_CLASSES = {"Engine": (352, 46), "Hook": (350, 28), "Outer": (350, 20), "InHalves": (240, 26)}
+LARGE_CLASSES = {"Engine": (352, 46), "InHalves": (240, 26)}
 
 
 @pytest.mark.parametrize("path", [*SOURCES, ROOT / "train.py"], ids=lambda path: str(path.relative_to(ROOT)))

@@ -296,6 +296,7 @@ class Averager:
         (worker,) = cluster.local_workers
         self._worker = worker
         self._owner = owner_of(method, worker.rank, worker.size)
+        # Settings of the optimizer may change during training, so they are read at each comparison.
         fixed = {**given, "scaler": self.scaled}
         self._given: Callable[[], dict[str, Any]] = lambda: {**fixed, **update()}
         self._compared, self._loads = False, LoadChecks()
@@ -316,7 +317,7 @@ class Averager:
         """
         if self.begun:
             return
-        self._cluster.check_alive()
+        self._cluster.check_alive()  # otherwise the communication thread would raise a less helpful error
         check = self._loads.step(self._worker, lambda: self.engine.facts(self._given()), self._cluster.device)
         if not self._compared:
             self.engine.compare(self._given())
@@ -355,6 +356,7 @@ class Averager:
                 "all workers"
             )
         self._has_gradients = True
+        # An excluded parameter contributes zeros, so that its group still completes.
         self.gradient.put(number, None if number in self._excluded else gradient)
         self.engine.complete(number)
 
@@ -428,6 +430,7 @@ class Averager:
         if not self.method.carries:
             return
         self._excluded = {number: tuple(each.clone() for each in self.engine.carried.of(number)) for number in numbers}
+        # Zeros keep old residuals out of the averages of this step.
         for number in self._excluded:
             for each in self.engine.carried.of(number):
                 each.zero_()
@@ -502,6 +505,7 @@ class Averager:
             gradient: gradient now, of any shape.
             before: earlier value, of the same shape.
         """
+        # The tolerance covers the rounding of a division by the scale in half precision.
         multiples = {1.0, 1 / self.engine.scale}
         return any(torch.allclose(gradient, before * each, rtol=1e-2) for each in multiples)
 
@@ -533,6 +537,7 @@ class Averager:
                 nothing is changed then.
         """
         self.check_state(values)
+        # Loading may regroup, and DDP's buffers belong to the current groups.
         self.take_back()
         self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
         self.undo.forget()
@@ -554,6 +559,7 @@ class StepUndo:
     """
 
     def __init__(self, averager: Averager) -> None:
+        # Weak, because the averager owns this object and should be freed with its last reference.
         self._averager = weakref.ref(averager)
         self._steps_left, self._pending = 0, False
         self._snapshot: Snapshot | None = None
@@ -585,6 +591,7 @@ class StepUndo:
         if self._snapshot is not None:
             self._snapshot.restore(carried, averager.engine.scale)
         elif carried.remembers:
+            # What was sent is lost on each worker, but the sum of all residuals is restored.
             for group, average in zip(carried.groups, averager.gradient.vectors, strict=True):
                 group.states[0].change(more=average)
         self._steps_left, self._snapshot = _SNAPSHOT_STEPS, None

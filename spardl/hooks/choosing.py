@@ -68,6 +68,7 @@ def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedu
     if bucket_mb is not None and (not is_a(float, bucket_mb) or not bucket_mb > 0):
         raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
     if isinstance(schedule, str):
+        # Not all schedules of the library: others do not send during the backward pass.
         kind = {each.name: each for each in _SCHEDULES}.get(schedule)
         if kind is None:
             raise ConfigError(f"schedule={schedule!r} is not supported here; use one of {_names()}")
@@ -152,6 +153,7 @@ def check_optimizer_parameters(
     if optimizer is None or not (method.momentum.moved or isinstance(schedule, Dear)):
         return
     trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    # With DeAR alone, the loop's own step still updates parameters that are not averaged.
     if method.momentum.moved:
         check_known(trained, {pair.parameter for pair in averaged})
     own = set(trained)
@@ -183,6 +185,7 @@ def check_known(parameters: Sequence[nn.Parameter], averaged: Container[Tensor])
 
 
 def _check_momentum_once(method: Method, optimizer: torch.optim.Optimizer) -> None:
+    # A moved momentum replaces that of the optimizer, and so cannot be applied twice.
     momentum = method.momentum
     has_own = any(group.get("momentum") or "betas" in group for group in optimizer.param_groups)
     if momentum.remembers and not momentum.moved and has_own:

@@ -80,8 +80,9 @@ def all_reduce(
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
     state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)
-    state.step = step
+    state.step = step  # seeds random choices, and selects the stage of a warm-up
     meter = Meter(cluster.ledgers[0], cluster.size)
+    # A worker with other arguments would send messages of another size, and all would hang or crash.
     if compare:
         facts = {**facts_of(made), "handle": "all_reduce", "step": str(step)}
         facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
@@ -90,6 +91,7 @@ def all_reduce(
         # Resolves the lazy negation of views, such as the imaginary part of a conjugate.
         made.accumulate(tensor.detach().resolve_neg().reshape(-1), state)
         (total,) = cluster.run([made.average(cluster.local_workers[0], state)])
+        # The result may be sparse, or share memory with buffers of the method.
         average = torch.empty_like(state.memory)
         write(total, average)
         residual = state.memory.clone() if made.residual.remembers else torch.zeros_like(average)

@@ -81,6 +81,7 @@ class DelayedUpdate:
         Returns:
             Whether the averages can be used, that is, no gradient of any worker overflowed.
         """
+        # The engine ends the step itself, in the next forward pass, so the averager must not wait for it.
         self._averager.begun = False
         self._engine.collect()
         self._awaits_step, self._dropped = True, False
@@ -92,6 +93,7 @@ class DelayedUpdate:
     def _copy_sample(self) -> tuple[int, Tensor] | None:
         """Copies the smallest gradient that is not zero; returns its parameter's number and the copy."""
         parameters = self._averager.gradient.parameters
+        # The smallest one suffices: clip_grad_norm_() multiplies all gradients by the same factor.
         for number in sorted(range(len(parameters)), key=lambda number: parameters[number].numel()):
             gradient = parameters[number].grad
             if gradient is not None and gradient.any():
@@ -172,6 +174,7 @@ class DelayedUpdate:
             self._awaits_step = False
             self._engine.finish()
             self._averager.report_refusals()
+        # The loop's own step must change nothing: the engine applies the update later.
         self._hidden.enter_context(self._averager.gradient.hidden(parameters))
 
     def _after_step(self, *_: object) -> None:

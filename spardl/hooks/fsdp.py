@@ -60,12 +60,14 @@ class Sharded(Handle):
         self._refusals = Refusals(self._worker.size)
         for name, unit in units.items():
             _record_flags(unit)
+            # torch.compile would trace the hook into the backward graph.
             unit.set_all_reduce_hook(torch.compiler.disable(partial(self._average, name)))
 
     @torch.no_grad()
     def _average(self, name: str, shard: Tensor) -> None:
         flat = shard.view(-1)
         summed = self._partial.get(name)
+        # FSDP omits unused parameters from shards, so lengths may differ between micro-batches.
         if summed is not None:
             _check_length(name, summed, flat)
         if not _all_reduces(self._units[name]):
@@ -114,6 +116,7 @@ class Sharded(Handle):
             saved = self._saved.pop(name)
             check_whole(saved, state.state_dict(), f"units.{name}")
             state.load_state_dict(saved)
+        # Shards of one unit may differ between nodes, for example if ranks froze other parameters.
         self._cluster.run_aside([compare(self._worker, self._facts(name, flat, state), self._cluster.device)])
         self._states[name] = state
         self._warn_uncompressed(name, len(flat))
@@ -165,7 +168,7 @@ class Sharded(Handle):
         # All are checked before the first is loaded, so that a damaged state changes nothing.
         for name, saved in values["units"].items():
             self._check_unit(name, saved)
-        self._partial.clear()
+        self._partial.clear()  # sums of an interrupted step
         for name, saved in values["units"].items():
             if name in self._states:
                 self._states[name].load_state_dict(copied(saved))
@@ -287,6 +290,7 @@ class _FlagSetter:
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
         self._original(*arguments, **options)
+        # Binding finds the flag and `recurse` whether they are passed by position or by name.
         call = signature(self._original).bind(*arguments, **options)
         call.apply_defaults()
         flag, recurse = call.arguments.values()
@@ -311,6 +315,7 @@ def _all_reduces(unit: FSDPModule) -> bool:
 
 def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:
     """Checks that this worker is the only one in both the group and the model's meshes."""
+    # FSDP has already averaged inside the meshes: another average over the same workers would mix different shards.
     among = set(dist.get_process_group_ranks(group)) - {dist.get_rank()}
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor) and among & set(parameter.device_mesh.mesh.flatten().tolist()):

@@ -137,6 +137,7 @@ class GradientHandle(Handle):
         optimizer: torch.optim.Optimizer | None,
         clip_norm: float | None,
     ) -> None:
+        # All checks come before the process group is opened, which is a collective call.
         check_kind("scaler", scaler, GradScaler, optional=True)
         method = definite(method, optimizer)
         check_update(schedule, method, optimizer, clip_norm, scaler)
@@ -198,7 +199,7 @@ class GradientHandle(Handle):
             ConfigError: if the handle does not average one of the parameters, or only some are given although
                 ``step()`` applies the averages of all (``optimizer=``).
         """
-        before = self._discards
+        before = self._discards  # calls may be nested
         self._discards = discarded_parameters(parameters, self._discardable, whole=self._optimizer_steps.updates)
         try:
             yield

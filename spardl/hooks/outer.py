@@ -440,7 +440,7 @@ class Outer(_NotAnOptimizer, Handle):
             # Does not wait: if fragments differ, the messages sent afterwards fail.
             self._cluster.flight([program], counted=False).release(0)
         self._fragments[number].send(self._anchors.weights[place] - self._parameters[place] for place in places)
-        self._turns.leave(number, delay)
+        self._turns.leave(number, delay)  # also without a delay: it restarts the fragment's interval
         self._since = 0
         if not delay:
             self._apply(number)
@@ -505,7 +505,7 @@ class Outer(_NotAnOptimizer, Handle):
         for averager, state in pairs:
             averager.check_state(state)
         for averager, state in pairs:
-            averager.receive()
+            averager.receive()  # ends a step in flight, whose averages the state replaces
             averager.load_state_dict(state)
         self._since = own["since"]
         # Older states of an unfragmented model lack this, and the interval may be another one now.

@@ -100,6 +100,7 @@ class Synchronizer(GradientHandle):
                 'the model in DDP and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
             )
         made = choose_method(method, options)
+        # Frozen parameters are only checked to stay frozen.
         trained, self._frozen = trained_and_frozen(parameters)
         super().__init__(
             made,
@@ -123,6 +124,7 @@ class Synchronizer(GradientHandle):
             parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
             for number, parameter in enumerate(self._parameters)
         ]
+        # torch.compile would otherwise trace the call when the loop itself is compiled.
         self._untraced = weakly(self._wait)
         self._finalizer = when_dropped(self, _on_dropped, self._hooks, self._optimizer_steps, self._meter)
 
@@ -168,6 +170,7 @@ class Synchronizer(GradientHandle):
             self._optimizer_steps.check_ignored()
             return
         self._begin()
+        # All workers must send all groups, so parameters without a gradient send zeros.
         for number in self._averager.missing():
             gradient = self._parameters[number].grad
             self._averager.put(number, gradient)

@@ -59,6 +59,7 @@ def attach(
             'returned by accelerator.prepare()), or recipe="published" to average gradients'
         )
     handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped(optimizer), **options)
+    # Identifies the model: the accelerator may wrap or unwrap it later.
     first = next(model.parameters())
 
     def prefixes(models: list[nn.Module]) -> list[str]:

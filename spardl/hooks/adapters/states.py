@@ -81,6 +81,7 @@ def save_state(handle: Hook, folder: Path, prefix: str = "spardl", *, step: int 
         OSError: if the file cannot be written; an older one stays intact then.
     """
     folder.mkdir(parents=True, exist_ok=True)
+    # In memory first: torch.save() writes in pieces, and the file must be replaced as a whole.
     buffer = io.BytesIO()
     torch.save({"step": handle.steps if step is None else step, "state": handle.state_dict()}, buffer)
     write_atomically(state_file(folder, prefix), buffer.getbuffer())
@@ -119,7 +120,7 @@ def _read(path: Path, folder: Path, prefix: str, fresh: bool) -> tuple[dict[str,
         )
         return None, _Read(None, None if fresh else missing)
     try:
-        with open_regular(path) as file:
+        with open_regular(path) as file:  # rejects pipes and devices, which would block
             values = torch.load(file, map_location="cpu", weights_only=True)
         return values, _Read(values["step"], None)
     except Exception as error:

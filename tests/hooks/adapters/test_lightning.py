@@ -156,7 +156,7 @@ def test_states_go_with_their_checkpoints(tmp_path: Path) -> None:
         made, model = trainer(tmp_path, strategy, 3, callbacks=[keep]), module()
         made.fit(model, loader(), loader())
         made.validate(model, loader(), ckpt_path=keep.best_model_path, verbose=False)
-        assert strategy._continued is None
+        assert strategy._resume is None
         dist.barrier()
         return sorted(str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*"))
 
@@ -191,7 +191,7 @@ def test_symlink_to_a_checkpoint_and_reload_within_a_fit(tmp_path: Path) -> None
         assert (tmp_path / "kept" / "last.ckpt").is_symlink()
         strategy = options()
         linked = trained(tmp_path, strategy, 3, tmp_path / "kept" / "last.ckpt", enable_checkpointing=False)
-        assert strategy._continued is None
+        assert strategy._resume is None
         return [undisturbed, searched, linked]
 
     for undisturbed, searched, linked in launched(work):
@@ -254,7 +254,7 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "several optimizers": (
         one_for_each_layer,
         {},
-        "this method averages the updates of one optimizer, and configure_optimizers() returned 2; pass "
+        "this method averages the updates of one optimizer, but configure_optimizers() returned 2; pass "
         'recipe="published" to SpardlStrategy to average gradients, or use spardl.attach() in a loop without '
         "Lightning, with one DDP model and handle per optimizer",
     ),

@@ -109,7 +109,7 @@ def test_a_model_is_allowed_by_its_package(
 def test_a_package_does_not_allow_what_it_imports(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "myparts.py").write_text("import os\nfrom spardl import TopK\n")
+    (tmp_path / "myparts.py").write_text("import os\nfrom spardl.compressors import TopK\n")
     (tmp_path / "mybroken.py").write_text("1 / 0\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     line = refused(tmp_path, capfd, "plugins=[myparts]", "model._target_=myparts.os.system")
@@ -174,10 +174,12 @@ def test_a_config_dir_adds_groups_and_must_exist(tmp_path: Path, capfd: pytest.C
 def test_own_compressors_and_schedules_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "ownparts.py").write_text(
         "from dataclasses import dataclass\n"
-        "import spardl, trainer\n"
+        "import trainer\n"
+        "from spardl.compressors import TopK\n"
+        "from spardl.schedules import Wfbp\n"
         "@dataclass(frozen=True)\n"
-        "class MyTopK(spardl.TopK): pass\n"
-        "class MyWfbp(spardl.Wfbp): pass\n"
+        "class MyTopK(TopK): pass\n"
+        "class MyWfbp(Wfbp): pass\n"
         "class MyRate(trainer.Constant): pass\n"
     )
     monkeypatch.syspath_prepend(str(tmp_path))

@@ -200,7 +200,7 @@ def test_a_training_run_on_a_slow_network(tmp_path: Path) -> None:
         ("cluster.throttle=5", "cluster.throttle=5 is not a network; use a preset, a file path, or the keys"),
         ("cluster.throttle={alpha:1}", "cluster.throttle={'alpha': 1} is not a network; use a preset"),
         ("cluster.throttle={alpha:-1,gbit:1}", "cluster.throttle: alpha=-1, gbit=1 is not a network; set alpha >= 0"),
-        ("cluster=simulated cluster.throttle=ethernet_1g", "with cluster=simulated use cluster.network"),
+        ("cluster=simulated cluster.throttle=ethernet_1g", "with cluster=simulated, use cluster.network"),
     ],
 )
 def test_bad_throttles_are_one_line(typed: str, said: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

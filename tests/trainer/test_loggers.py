@@ -320,7 +320,7 @@ def test_several_loggers_fail_one_by_one(tmp_path: Path, capfd: pytest.CaptureFi
     (tmp_path / "metrics.jsonl").write_text('{"kind": "train", "step": 2, "loss": 0.5}\n')
     observer.metrics("train", 2, {"loss": 0.5})
     observer.close()
-    assert capfd.readouterr().err == "warning: BrokenLogger failed and is off from here on: cannot log\n"
+    assert capfd.readouterr().err == "warning: BrokenLogger failed and is now disabled: cannot log\n"
     assert (tmp_path / "train.csv").read_text().split() == ["step,loss", "2,0.5"]
 
 

@@ -138,7 +138,8 @@ def test_bytes_of_an_entry_at_one_percent(name: str, most: float) -> None:
 def test_who_cuts_up_what_it_rounds_says_so(name: str, communicator: OkTopk | TopkDSA) -> None:
     rule = PartialResidual() if isinstance(communicator, OkTopk) else LocalResidual()
     with pytest.raises(
-        ConfigError, match=f"wire.values={name} is for communicators that send whole.* use wire.values="
+        ConfigError,
+        match=f"wire.values={name} needs a communicator that sends rounded entries whole.* use wire.values=",
     ):
         Method(TopK(0.1), communicator, rule, wire=Wire(name))
     assert Method(TopK(0.1), AllGather(), LocalResidual(), wire=Wire(name)).wire.coarse

@@ -114,7 +114,7 @@ def measure(name: str, method: Method, workers: int, steps: Iterable[int] = rang
     Args:
         name: of the method.
         method: without dense warm-up.
-        workers: P.
+        workers: Number of workers (P).
         steps: numbers of those to run, increasing.
 
     Yields:
@@ -142,7 +142,7 @@ def synchronized(
     Args:
         method: without dense warm-up.
         layout: of the gradients.
-        workers: P.
+        workers: Number of workers (P).
         steps: the numbers of the steps to run, increasing; those between are left out.
 
     Yields:

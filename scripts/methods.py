@@ -149,7 +149,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
         The exit code: 1 if a file is out of date.

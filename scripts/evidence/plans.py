@@ -27,7 +27,7 @@ class Line:
 
     Attributes:
         name: of the row.
-        words: of train.py.
+        words: Arguments of train.py.
         rates: learning rates to choose from.
     """
 

@@ -1,4 +1,4 @@
-"""Trainings of real length: rows that stand side by side, and tasks on real data."""
+"""Trainings of real length: compared methods, and tasks on real data."""
 
 from __future__ import annotations
 
@@ -56,14 +56,14 @@ EVENING = (
 
 
 class Pace(NamedTuple):
-    """A task, and what it takes.
+    """A task and its costs.
 
     Attributes:
-        case: the task.
-        steps: of a training.
-        seconds: of a core, for a step of 14 workers with SparDL; measured (Intel Xeon, CIFAR-10: AMD EPYC, with other
-            work beside it), rounded up.
-        workers: how many there are.
+        case: Case of the task.
+        steps: Number of training steps.
+        seconds: Core seconds per step of 14 workers with SparDL, measured (Intel Xeon; CIFAR-10: AMD EPYC under other
+            load) and rounded up.
+        workers: Number of workers.
     """
 
     case: Case
@@ -73,12 +73,12 @@ class Pace(NamedTuple):
 
     @property
     def timed(self) -> Case:
-        """The task, which knows what it takes."""
+        """Case with its duration."""
         return replace(self.case, worker_seconds=self.steps * self.seconds / WORKERS)
 
 
 def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int]) -> str:
-    """What trainings take; one worker alone takes a share of what all do."""
+    """Duration of trainings; a single worker takes its share of the time of all workers."""
     seconds = sum(
         pace.steps * pace.seconds * (1 if row == FLOOR else pace.workers) / WORKERS for pace in paces for row in rows
     )
@@ -86,20 +86,20 @@ def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int]) -> s
 
 
 def only(methods: Iterable[str], plans: Mapping[str, Plan]) -> Mapping[str, Plan]:
-    """Plans that train these methods, and no other ones of an exhibit."""
+    """Plans that train only these methods of an exhibit."""
     return {scale: replace(plan, only=tuple(methods)) for scale, plan in plans.items()}
 
 
 def with_evening(
     plans: Mapping[str, Plan], rows: Sequence[str], paces: Sequence[Pace], sparse: tuple[str, ...] = ()
 ) -> Mapping[str, Plan]:
-    """Plans, and one of real length with five seeds.
+    """Adds a plan of real length with five seeds.
 
     Args:
-        plans: the others.
-        rows: of an evening.
-        paces: its tasks.
-        sparse: further words of all rows but dense training.
+        plans: Other plans.
+        rows: Methods of the new plan.
+        paces: Tasks of the new plan.
+        sparse: Further arguments of all rows except dense training.
     """
     evening = Plan(tuple(pace.timed for pace in paces), EVENING, FIVE, hours(paces, rows, FIVE), sparse=sparse)
     return MappingProxyType({**plans, "evening": evening})
@@ -109,11 +109,11 @@ def long_digits(steps: int, *words: str, name: str = "", own: Own = (), workers:
     """ResNet-20 on digits for some steps.
 
     Args:
-        steps: of each training.
-        words: of train.py, besides.
-        name: what tells it from others.
-        own: further words of single methods.
-        workers: how many there are.
+        steps: Number of steps of each training.
+        words: Additional arguments of train.py.
+        name: Suffix that distinguishes the task.
+        own: Further arguments of single methods.
+        workers: Number of workers.
     """
     several = () if workers == WORKERS else (f"cluster.workers={workers}",)
     common = ("model=resnet20", "dataset=digits", f"training.max_steps={steps}", "training.eval_every=10")

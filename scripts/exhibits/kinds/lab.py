@@ -157,8 +157,8 @@ def complaint(log: str, what: str, code: int) -> str:
 
 def _seconds(found: Sequence[float], predicted: float | None) -> list[float | str]:
     middle = median(found)
-    beside: list[float | str] = [NOT_COUNTED] * 2 if predicted is None else [predicted, predicted / middle]
-    return [middle, min(found), max(found), *beside]
+    further: list[float | str] = [NOT_COUNTED] * 2 if predicted is None else [predicted, predicted / middle]
+    return [middle, min(found), max(found), *further]
 
 
 def _turns(found: Sequence[float]) -> str:

@@ -212,7 +212,7 @@ class Regimes(Exhibit):
         """Describes the runs in one or two sentences."""
         return (
             f"{self.workers} workers, density {self.density}; {self.ours} with the better of its numbers of teams at "
-            "every place. How much faster messages are depends, but for a few numbers that travel, too, on one thing: "
+            "every place. How much faster messages are depends, apart from a few counts in messages, on one ratio: "
             "latency over the seconds that the gradient, at four bytes an entry, takes on a link. By formulas: rounds "
             f"and words that papers state, at the end of each range that favours {self.ours}, four bytes a word. What "
             "papers measured includes what their code costs; nothing here does."

@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 OURS, FLOOR = "SparDL, our recipe", "alone"
-# What a compressed training is to be held against, besides dense: the floor, half the bytes, and torch's low ranks.
+# Baselines in addition to dense training: no communication, half the bytes, and torch's low-rank compression.
 RIVALS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         FLOOR: ALONE,
@@ -44,7 +44,7 @@ FIVE = (1, 2, 3, 4, 5)
 ON_CIFAR = Known(0.85, "a sixteenth of the 64,000 steps in which He et al. 2016 reach 91.25%", 0.005)
 ON_PTB = Known(120.0, "the small network of Zaremba et al. 2014, of 2 x 200: 114.5 on test data", 0.5)
 WORKERS = 14
-# Hundreds of epochs, so that steps end a training, and a warm-up of as many steps whatever the number of workers.
+# Hundreds of epochs, so that the number of steps ends a training and sets the warm-up for any number of workers.
 EVENING = (
     "training.check_every=1000",
     "training.log_every=50",
@@ -171,7 +171,7 @@ def _cases(data: Mapping[str, str], few: int | None = None, *last: str) -> tuple
         "training.eval_every=5",
         "training.eval_examples=1000",
     )
-    # Some hundred examples each, all that is at hand of them: four workers are enough.
+    # These data sets have only a few hundred examples each, so four workers are enough.
     few_examples = ("cluster.workers=4", "lr_schedule.warmup_fraction=0.05", "training.eval_every=5")
     houses = ("model=vgg11_house", f"dataset={data['houses']}", "dataset.image_size=32", *few_examples)
     letters = ("model=lstm_an4_small", f"dataset={data['an4']}", *few_examples)

@@ -308,7 +308,7 @@ TEAMS = MethodComparison(
 MANY_TEAMS = MethodComparison(
     name="spardl.many_teams",
     title="More teams",
-    source="R-SAG with more than 2 teams, and B-SAG beside it (from memory, medium); 16 workers, since R-SAG takes a "
+    source="R-SAG with more than 2 teams, compared with B-SAG (from memory, medium); 16 workers, since R-SAG takes a "
     "power of two of teams, and of those only 2 divide 14",
     shows="trade-off between rounds and words as the teams of R-SAG grow; accuracies are of an early stage",
     basis=VIRTUAL,

@@ -36,8 +36,8 @@ class Condition(NamedTuple):
     forgets: bool
 
 
-# In SparDL each block has a share of the entries for itself. gTopk, too, drops entries wherever sums meet, but of the
-# whole vector's: no block has a share there.
+# In SparDL each block has its own share of the entries. gTopk also drops entries wherever sums are merged, but selects
+# from the whole vector.
 SELECTIONS = MappingProxyType({"share per block": "spardl", "whole vector": "gtopk"})
 # Without momentum the learning rate is scaled to the total effect of a gradient with momentum. Nothing amplifies late
 # entries then, so the rule that forgets them is not compared.
@@ -97,7 +97,8 @@ RESIDUALS_WHY = Contrasts(
     ),
 )
 
-# SparDL's budget is for the sum of all workers, TopkA's for each of them. Rows but two are those of spardl.real_data.
+# SparDL's budget applies to the sum of all workers, that of TopkA to each worker. All but two rows share their
+# runs with spardl.real_data.
 DENSE, PUBLISHED, EACH, MORE = "dense", "SparDL", "TopkA", f"{OURS}, 10% in 4 bits"
 PRICES = MappingProxyType(
     {

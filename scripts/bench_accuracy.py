@@ -55,17 +55,17 @@ def begin(plan: Plan, case: str, seed: int, steps: int) -> PlainLoop:
 
 
 def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[dict[str, Any]]:
-    """Trains, and tests now and then.
+    """Trains and evaluates at regular intervals.
 
     Args:
-        plan: what is trained.
-        case: the way to average.
-        seed: of weights, order and dropout.
-        steps: how many.
-        every: so many steps the model is tested, and after the last one.
+        plan: Plan of the training.
+        case: Way to average.
+        seed: Seed of weights, order and dropout.
+        steps: Number of training steps.
+        every: Steps between two tests; the last step is always tested.
 
     Returns:
-        Of each test: ``step``; ``seconds`` of training and bytes ``sent`` by a worker until then; what the task says.
+        For each test: ``step``, ``seconds`` of training so far, bytes ``sent`` per worker so far, and the metrics.
     """
     before = begin(plan, case, seed, THROWN_AWAY)
     before.timed(THROWN_AWAY)
@@ -84,7 +84,7 @@ def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[di
 
 
 def _plain(value: float) -> float | None:
-    """The value as JSON data; null if it is not finite."""
+    """Value as JSON data; ``None`` if it is not finite."""
     return round(value, DIGITS) if math.isfinite(value) else None
 
 
@@ -113,7 +113,7 @@ def summary(plan: Plan, arguments: argparse.Namespace, tests: list[dict[str, Any
 
 
 def shown(found: Mapping[str, Any]) -> str:
-    """A line for each test."""
+    """Formats the results, one line per test."""
     title = f"{found['case']}, seed {found['seed']}: {found['parameters']:,} parameters, {found['workers']} workers"
     lines = [title, f"{'step':>6}{'seconds':>10}{'MB sent':>10}  {found['metric']}"]
     lines += [
@@ -127,8 +127,8 @@ def act(arguments: argparse.Namespace) -> None:
     """Trains as one worker; the first worker prints the results.
 
     Raises:
-        ConfigError: if a case or a choice of train.py is not there, or this is no worker.
-        DataError: if the data are not there.
+        ConfigError: if a case or a choice of train.py does not exist, or this process is not a worker.
+        DataError: if the data are missing.
         OSError: if the file cannot be written.
     """
     if "RANK" not in os.environ:
@@ -147,7 +147,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
         The exit code.
@@ -169,4 +169,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort in the shutdown of the interpreter, when a thread of its own is left
+    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running

@@ -69,21 +69,21 @@ LAST = 10  # steps at the end whose mean is the final training loss
 
 @dataclass
 class Case(PlainLoop):
-    """One way to average, with its own model, on one worker.
+    """One case with its own model on one worker.
 
     Attributes:
-        turns: those that count.
+        turns: Timed turns.
     """
 
     turns: list[Turn] = field(default_factory=list, kw_only=True)
 
     def take_turn(self, steps: int) -> None:
-        """Some steps, which count; all workers begin at once."""
+        """Trains some timed steps, which all workers start together."""
         self.turns.append(self.timed(steps))
         self.optimizer.zero_grad()  # frees memory for the gradients of other cases
 
     def last_loss(self) -> float:
-        """Mean training loss of all workers at the end."""
+        """Mean training loss of all workers over the last steps."""
         last = torch.stack(self.losses[-LAST:]).double().mean()
         dist.all_reduce(last)
         return last.item() / self.worker.size
@@ -91,14 +91,14 @@ class Case(PlainLoop):
 
 @dataclass
 class Found:
-    """Results of one case over all of its trainings.
+    """Results of one case over all its trainings.
 
     Attributes:
-        case: its name.
-        seconds: of a step, of the slowest worker; one figure for each turn.
-        sent: bytes that a worker sent in a step, as its interface counts them; one figure for each turn.
-        counted: bytes that a worker sent in a step by our own count, without headers; ``None`` for what is not ours.
-        learned: by name, one figure for each seed; nothing where nothing was averaged.
+        case: Name of the case.
+        seconds: Time per step of the slowest worker in seconds, one value per turn.
+        sent: Bytes sent per worker and step, as counted by the interface, one value per turn.
+        counted: Bytes sent per worker and step, as counted by spardl without headers; ``None`` without spardl.
+        learned: Metrics by name, one value per seed; empty for the case without communication.
     """
 
     case: str
@@ -108,7 +108,7 @@ class Found:
     learned: dict[str, list[float]] = field(default_factory=dict)
 
     def add(self, case: Case) -> None:
-        """Enters a training that has ended."""
+        """Adds the results of a finished training."""
         turns = of_all(case.turns)
         self.seconds += [turn.seconds for turn in turns]
         self.sent += [turn.sent for turn in turns]
@@ -118,7 +118,7 @@ class Found:
             self.learned.setdefault(name, []).append(value)
 
     def row(self, metric: str) -> Row:
-        """For the table."""
+        """Row of the results table."""
         sent = f"{mean(self.sent) / 1e6:.3f}" if any(self.sent) else ""
         headers = {LOSS: LOSS, metric: f"test {metric}"}
         spreads = {header: _spread(self.learned.get(name, [])) for name, header in headers.items()}
@@ -130,7 +130,7 @@ def _spread(values: Sequence[float]) -> str:
 
 
 def train(plan: Plan, arguments: argparse.Namespace) -> list[Found]:
-    """Trains all cases in turns, with one seed after the other."""
+    """Trains all cases in turns, one seed after the other."""
     worker = Worker(dist.get_rank(), dist.get_world_size())
     found = [Found(name) for name in dict.fromkeys(arguments.cases)]
     for seed in range(1, arguments.seeds + 1):
@@ -145,14 +145,14 @@ def train(plan: Plan, arguments: argparse.Namespace) -> list[Found]:
             each.add(case)
             case.close()
         del case, cases
-        gc.collect()  # models, hooks and what DDP keeps refer to each other
+        gc.collect()  # models, hooks and DDP objects form reference cycles
         if worker.rank == 0:
             print(f"seed {seed} of {arguments.seeds} is done", file=sys.stderr, flush=True)
     return found
 
 
 def shown(content: Mapping[str, Any]) -> str:
-    """The results as Markdown."""
+    """Formats the results as Markdown."""
     rows = [Found(**row).row(content["metric"]) for row in content["rows"]]
     names = [row.name for row in rows]
     reference = f"`{DENSE}`" if f"`{DENSE}`" in names else names[0]
@@ -161,10 +161,10 @@ def shown(content: Mapping[str, Any]) -> str:
 
 
 def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Runs as one worker.
+    """Measures all cases as one worker.
 
     Raises:
-        ConfigError: if a case or a choice of train.py is not there.
+        ConfigError: if a case or a choice of train.py does not exist.
     """
     for case in arguments.cases:
         parsed(case)
@@ -182,11 +182,11 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """What an earlier run has written.
+    """Reads the results of an earlier run.
 
     Raises:
-        ConfigError: if it did not write this.
-        OSError: if there is no such file.
+        ConfigError: if the file was not written by --json.
+        OSError: if the file cannot be read.
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
@@ -197,11 +197,11 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def put(page: Path, content: str) -> str:
-    """A page with something else between its marks.
+    """Replaces the text between the marks of a page.
 
     Raises:
-        ConfigError: if it has no marks.
-        OSError: if there is no such page.
+        ConfigError: if the page has no marks.
+        OSError: if the page cannot be read.
     """
     try:
         return replace(page.read_text(), "hooks", content)
@@ -212,10 +212,10 @@ def put(page: Path, content: str) -> str:
 
 
 def act(arguments: argparse.Namespace) -> None:
-    """Measures or reads, and shows and writes what there is.
+    """Measures or reads results, then prints and writes them.
 
     Raises:
-        ConfigError: if a case or a choice of train.py is not there, or this is no worker.
+        ConfigError: if a case or a choice of train.py does not exist, or this process is not a worker.
         OSError: if a file cannot be read or written.
     """
     if arguments.read is None and "RANK" not in os.environ:
@@ -223,7 +223,7 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.json and not arguments.json.parent.is_dir():
         raise ConfigError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
     if arguments.write:
-        put(arguments.write, "")  # before minutes of work
+        put(arguments.write, "")  # fail before the measurement, which takes minutes
     content = read(arguments.read) if arguments.read else measured(arguments)
     if os.environ.get("RANK", "0") != "0":
         return
@@ -235,7 +235,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
         The exit code.
@@ -260,4 +260,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort in the shutdown of the interpreter, when a thread of its own is left
+    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running

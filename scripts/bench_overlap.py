@@ -81,13 +81,13 @@ class Case:
     """One method under one schedule.
 
     Attributes:
-        method: its choice.
-        schedule: its choice.
-        synchronizer: of a model of its own.
-        cluster: that runs it.
-        streams: synchronizations that are under way at once there.
-        job: that model and its data.
-        seconds: of a step, one figure for each round.
+        method: Choice of ``compressor=``.
+        schedule: Choice of ``schedule=``.
+        synchronizer: Engine of the model of this case.
+        cluster: Cluster that runs the synchronizations.
+        streams: Number of synchronizations in flight on this cluster.
+        job: Model and data of this case.
+        seconds: Time per step in seconds, one value per round.
     """
 
     method: str
@@ -99,7 +99,7 @@ class Case:
     seconds: list[float]
 
     def step(self) -> None:
-        """One step of training."""
+        """Trains one step."""
         self.synchronizer.begin(0)
         loss = self.job.loss(self.job.model, self.job.data)
         self.synchronizer.before_backward(last=True)
@@ -108,7 +108,7 @@ class Case:
         self.synchronizer.finish()
 
     def measure(self, steps: int) -> None:
-        """Enters the mean of some steps in a row, after one that fills the pipeline."""
+        """Records the mean time of consecutive steps, after one step that fills the pipeline."""
         wait_for_all(self.cluster)
         self.step()
         began = time.perf_counter()
@@ -146,7 +146,7 @@ def make_case(method: str, schedule: str, streams: int, clusters: Clusters, argu
 
 
 def make_cases(arguments: argparse.Namespace) -> list[Case]:
-    """All methods under all schedules, with every number of streams."""
+    """Combines all methods, schedules and numbers of streams."""
     streams = [positive(word) for word in arguments.streams.split(",")]
     clusters = {each: ProcessGroupCluster(timeout=120, streams=each) for each in streams}
     combined = itertools.product(arguments.methods.split(","), arguments.schedules.split(","), clusters)
@@ -154,7 +154,7 @@ def make_cases(arguments: argparse.Namespace) -> list[Case]:
 
 
 def measured_profile(arguments: argparse.Namespace) -> Profile:
-    """Measured on all workers at once, because they share the machine in training as well."""
+    """Profile of the model, measured on all workers at once because they also share the machine in training."""
     job = make_job(arguments)
     optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-6, momentum=0.9)
     return measure(
@@ -168,7 +168,7 @@ def measured_profile(arguments: argparse.Namespace) -> Profile:
 
 
 def compression(method: Method, cluster: ProcessGroupCluster, length: int) -> Linear:
-    """Seconds that a synchronization computes, by entries: what its ledger has besides communication."""
+    """Computation time of a synchronization by number of entries, from the ledger."""
     (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
     sizes, seconds = [length // share for share in (64, 8, 1)], []
     for size in sizes:
@@ -192,7 +192,7 @@ def predict(case: Case, method: Method, profile: Profile, workers: int, network:
 
 
 def ideal_of(method: Method, profile: Profile, workers: int, gbit: float) -> float | None:
-    """Bytes at some bandwidth, and nothing else; ``None`` for a method without halves."""
+    """Step time that counts only bytes at a bandwidth; ``None`` for a method without halves."""
     try:
         both = halves(method, workers, Network(alpha=0, gbit=gbit), lambda entries: 0.0)
     except ConfigError:
@@ -202,7 +202,7 @@ def ideal_of(method: Method, profile: Profile, workers: int, gbit: float) -> flo
 
 
 def rows(cases: Sequence[Case], cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> list[dict[str, Any]]:
-    """Measures all cases, and predicts them."""
+    """Measures and predicts all cases."""
     profile = measured_profile(arguments)
     network = measured_network(cluster)
     methods = {name: choices.build(name, "warmup.steps=0") for name in dict.fromkeys(case.method for case in cases)}
@@ -296,4 +296,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort in the shutdown of the interpreter, when a thread of its own is left
+    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running

@@ -41,12 +41,12 @@ NOTHING = Linear(0.0, 0.0)
 
 
 class Assumed(NamedTuple):
-    """What a GPU takes for one model.
+    """Assumed pass times of one model on a GPU.
 
     Attributes:
-        seconds: of forward and backward pass together.
-        batch: examples in them.
-        certainty: how well that is known.
+        seconds: Time of forward and backward pass together in seconds.
+        batch: Number of examples per pass.
+        certainty: Source of the value and its reliability.
     """
 
     seconds: float
@@ -54,7 +54,7 @@ class Assumed(NamedTuple):
     certainty: str
 
 
-# An RTX 2080 Ti in float32 with the batches of DeAR's benchmark. NOT measured: none of these was at hand.
+# An RTX 2080 Ti in float32 with the batches of DeAR's benchmark. NOT measured: this GPU was not available.
 ASSUMED: Mapping[str, Assumed] = MappingProxyType(
     {
         "resnet50": Assumed(0.22, 64, "from memory: about 290 pictures/s; medium"),
@@ -64,17 +64,17 @@ ASSUMED: Mapping[str, Assumed] = MappingProxyType(
         "bert_large": Assumed(0.42, 32, "6 x 336 M x 32 x 64 products and sums at 10 TFLOP/s; low"),
     }
 )
-# Five passes over an entry (SGD with momentum) at 616 GB/s, and something for launches; medium.
+# Five memory accesses per entry (SGD with momentum) at 616 GB/s, plus kernel launches; medium certainty.
 ASSUMED_UPDATE = 5e-11
-# By method: some hundred launches of kernels for 64 selections, 15 passes over an entry at 616 GB/s; a sketch hashes
-# three rows, and looks all entries up. Low.
+# By method: several hundred kernel launches for 64 selections, and 15 memory accesses per entry at 616 GB/s; a sketch
+# hashes three rows and looks up all entries. Low certainty.
 ASSUMED_COMPRESSION: Mapping[str, Linear] = MappingProxyType(
     {"spardl": Linear(3e-3, 1e-10), "topka": Linear(0.5e-3, 1e-10), "count_sketch": Linear(1e-3, 5e-10)}
 )
 
 
 def assumed_compression(workers: int) -> Mapping[str, Linear]:
-    """``ASSUMED_COMPRESSION``, which is for 64 workers, for another number: SparDL selects once for each of them."""
+    """``ASSUMED_COMPRESSION`` scaled from 64 workers to another number: SparDL selects once per worker."""
     blocks, once = ASSUMED_COMPRESSION[SPARSE], ASSUMED_COMPRESSION["topka"]
     launches = once.fixed + (blocks.fixed - once.fixed) * workers / WORKERS
     return {**ASSUMED_COMPRESSION, SPARSE: replace(blocks, fixed=launches)}
@@ -95,12 +95,12 @@ COLUMNS: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Device:
-    """One way to take all models.
+    """A device with its profiles and compression times.
 
     Attributes:
-        name: for the tables.
-        profiles: by model.
-        compressing: seconds of compression, by method.
+        name: Name for the tables.
+        profiles: Profile of each model.
+        compressing: Seconds of compression by method.
     """
 
     name: str
@@ -109,7 +109,7 @@ class Device:
 
 
 def devices(models: Sequence[str]) -> list[Device]:
-    """The CPU as measured, and the GPU as assumed.
+    """The measured CPU and the assumed GPU.
 
     Raises:
         ConfigError: if a profile cannot be read.
@@ -129,11 +129,11 @@ def devices(models: Sequence[str]) -> list[Device]:
 
 
 def assumed_gpu(models: Sequence[str], measured: Sequence[tuple[str, str, str]] = ()) -> Device:
-    """The GPU as assumed; see :func:`devices`.
+    """The assumed GPU of :func:`devices`, with measured profiles where they are given.
 
     Args:
-        models: which.
-        measured: model, file and whatever else, of profiles that are used as they are.
+        models: Names of the models.
+        measured: Model and file of each measured profile, possibly with further fields.
     """
     device = devices(models)[1]
     given = {model: Profile.read(Path(file)) for model, file, *_ in measured if model in models}
@@ -142,12 +142,12 @@ def assumed_gpu(models: Sequence[str], measured: Sequence[tuple[str, str, str]] 
 
 @cache
 def sizes() -> Mapping[str, int]:
-    """Parameters of all models, which profiles of them have, too."""
+    """Number of parameters of each model."""
     return MappingProxyType({model: sum(Profile.read(PROFILES / f"{model}.json").entries) for model in ASSUMED})
 
 
 def methods_costs() -> dict[str, schedules.MethodCosts]:
-    """What the methods cost, on no network in particular: so rounds and words are worked out only once."""
+    """Costs of the methods without a network, so that rounds and words are computed only once."""
     nowhere = Network(alpha=0.0, gbit=1.0)
     with choices.composing():
         made = {name: choices.build(name, "warmup.steps=0") for name in (DENSE, *FUSED)}
@@ -155,13 +155,13 @@ def methods_costs() -> dict[str, schedules.MethodCosts]:
 
 
 class Row(NamedTuple):
-    """One line of a table.
+    """One row of a table.
 
     Attributes:
-        device: whose.
-        network: the preset.
-        model: the profile.
-        seconds: by column.
+        device: Name of the device.
+        network: Preset of the network.
+        model: Name of the model.
+        seconds: Predicted seconds by column.
     """
 
     device: str
@@ -171,7 +171,7 @@ class Row(NamedTuple):
 
 
 def cases(found: Sequence[Device]) -> Iterator[tuple[Device, str, str, Profile]]:
-    """Every device, network and model."""
+    """All combinations of device, network and model."""
     for device in found:
         for network in NETWORKS:
             for model, profile in device.profiles.items():
@@ -206,7 +206,7 @@ def _seconds(
 
 
 def gains(found: Sequence[Device], costs: Mapping[str, schedules.MethodCosts]) -> list[Row]:
-    """Seconds of an iteration with every layer alone, with the whole model in one group, and with LayerFusion."""
+    """Seconds of an iteration with one group per layer, with one group for the model, and with LayerFusion."""
     rows = []
     for device, network, model, profile in cases(found):
         for method in FUSED:
@@ -222,7 +222,7 @@ def gains(found: Sequence[Device], costs: Mapping[str, schedules.MethodCosts]) -
 
 
 def tables(rows: Sequence[Row]) -> str:
-    """A Markdown table for each device and network: seconds, and what the last column saves of the least other one."""
+    """One Markdown table per device and network: seconds, and the saving of the last column over the best other."""
     found = []
     for device, network in dict.fromkeys((row.device, row.network) for row in rows):
         mine = [row for row in rows if (row.device, row.network) == (device, network)]
@@ -233,13 +233,13 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def saving(row: Row) -> str:
-    """The share of the iteration that the last column saves, compared with the best of the others."""
+    """Saving of the last column, as a share of the best other column."""
     *others, last = row.seconds.values()
     return f"{1 - last / min(others):.1%}"
 
 
 def used(found: Sequence[Device]) -> str:
-    """Which profiles the tables rest on."""
+    """Table of the profiles behind the predictions."""
     header = ["profile", "device", "batch", "layers", "entries", "forward", "backward", "update"]
     body = [
         [

@@ -30,12 +30,12 @@ FLOOR, TORCH, OURS = "residual.add_(gradient)", "g + r, torch.topk", "spardl"
 
 
 class Steps:
-    """Selections of one worker, step after step.
+    """Selections of one worker in successive steps.
 
     Args:
-        gradients: used in turns, each of shape (n,).
-        density: share of the entries that is sent.
-        scope: what is compared with what.
+        gradients: Gradients that are used in turns, each of shape (n,).
+        density: Share of the entries to send.
+        scope: Range in which entries compete: the whole model or a chunk.
     """
 
     def __init__(self, gradients: list[Tensor], density: float, scope: str = "model") -> None:
@@ -52,18 +52,18 @@ class Steps:
         return Accumulator(self.state.memory, self.state.candidates)
 
     def take(self, accumulated: Accumulator) -> Tensor:
-        """Cuts out the largest entries; gives their values."""
+        """Removes the largest entries and returns their values."""
         compressor = self._method.compressor
         assert isinstance(compressor, TopK)
         parts = [compressor.whole(self._context)]
         return accumulated.take(parts, compressor.selector(self._context, State())).values
 
     def step(self) -> None:
-        """Both."""
+        """Accumulates a gradient and selects entries."""
         self.take(self.accumulate())
 
     def is_exact(self) -> bool:
-        """Whether the next step takes what torch.topk takes."""
+        """Whether the next step selects the same entries as torch.topk."""
         accumulated = self.accumulate()
         magnitudes = self.state.memory.abs()
         taken = self.take(accumulated).abs().sort().values

@@ -41,7 +41,7 @@ def training(
     Args:
         density: of the result.
         momentum: each worker's, stopped where an entry is sent; 0 for gradients alone.
-        workers: how many there are.
+        workers: Number of workers.
         batch: images for each of them.
         rate: learning rate.
     """

@@ -304,4 +304,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort in the shutdown of the interpreter, when a thread of its own is left
+    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running

@@ -227,7 +227,7 @@ def table(device: Device) -> str:
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
         The exit code.

@@ -1,13 +1,13 @@
-"""Rounds and words of every method: counts of the ledger, compared with the published formula.
+"""Rounds and words of every method, counted by the ledger and compared with the published formulas.
 
 python scripts/complexity.py
 python scripts/complexity.py --methods oktopk,spardl --workers 4,7,14
 
-Every method synchronizes random gradients (a part that all workers share, and noise) in the simulated cluster, without
-dense warm-up, and without residual so that all steps are alike. Steps that cost differently, such as those in which
-Ok-Topk evaluates its thresholds, have lines of their own. "words, mean" is over all workers, as the papers count.
-"longest path" has the words that are sent one after the other, which tells how long it takes: in a tree most workers
-send little, and wait. The other counts are of each worker. Exits with 1 where a count leaves its formula.
+Every method synchronizes random gradients (a part shared by all workers, plus noise) in the simulated cluster, without
+dense warm-up, and without residual so that all steps are alike. Steps with different costs, such as those in which
+Ok-Topk evaluates its thresholds, have separate rows. "words, mean" is the mean over all workers, as in the papers.
+"longest path" counts the words that are sent one after the other, which determine the duration: in a tree, most workers
+send little and wait. The other counts are per worker. The exit code is 1 if a count violates its formula.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from spardl.vector.layout import Layout
 WORKERS = (4, 7, 8, 14, 16, 64, 256)
 STEPS = 2
 DENSITY = 0.02
-# Words of counts (P log P in all) must be few beside k, and P vectors of n entries must fit into memory.
+# The words of counts (P log P in total) must be few compared with k, and P vectors of n entries must fit into memory.
 KEPT_PER_WORKER = 8
-BYTES_PER_SECOND = 1e9 / 8  # of the links that steps are synchronized on
+BYTES_PER_SECOND = 1e9 / 8  # bandwidth of the simulated links
 HEADER = (
     "method",
     "P",
@@ -49,19 +49,19 @@ HEADER = (
 
 
 class Line(NamedTuple):
-    """One step, or several of equal cost.
+    """Counts of one step, or of several steps with equal costs.
 
     Attributes:
-        method: its choice.
-        workers: P.
-        length: n.
-        steps: their numbers.
-        published: the formula, for the mean over all workers.
-        limits: for each worker.
-        rounds: counted, least and most over workers and steps.
-        words: likewise.
-        mean: words, over all workers, least and most over steps.
-        path: words that are sent one after the other, on the longest path through all workers; likewise.
+        method: Choice of ``compressor=``.
+        workers: Number of workers (P).
+        length: Number of entries (n).
+        steps: Numbers of the steps.
+        published: Published formula for the mean over all workers.
+        limits: Limits for each worker.
+        rounds: Counted rounds, as minimum and maximum over workers and steps.
+        words: Counted words, as minimum and maximum over workers and steps.
+        mean: Mean words over all workers, as minimum and maximum over steps.
+        path: Words on the longest path through all workers, as minimum and maximum over steps.
     """
 
     method: str
@@ -77,7 +77,7 @@ class Line(NamedTuple):
 
     @property
     def holds(self) -> bool:
-        """Whether the counts are within formula and limits."""
+        """Whether the counts satisfy the formula and the limits."""
         pairs = [
             (self.rounds, self.published.rounds),
             (self.mean, self.published.words),
@@ -87,7 +87,7 @@ class Line(NamedTuple):
         return all(found.low in bounds and found.high in bounds for found, bounds in pairs)
 
     def text(self) -> str:
-        """A row of the table."""
+        """Formats the row of the table."""
         steps = ",".join(map(str, self.steps))
         bounds = (self.rounds, self.published.rounds, self.mean, self.published.words, self.words, self.limits.words)
         verdict = "" if self.holds else "DIFFERS"
@@ -96,7 +96,7 @@ class Line(NamedTuple):
 
 
 def show(bounds: Bounds) -> str:
-    """One number, or a range."""
+    """Formats a number or a range."""
     return str(bounds.low) if bounds.low == bounds.high else f"{bounds.low}..{bounds.high}"
 
 
@@ -114,7 +114,7 @@ def measure(name: str, method: Method, workers: int, steps: Iterable[int] = rang
     Args:
         name: of the method.
         method: without dense warm-up.
-        workers: P.
+        workers: Number of workers (P).
         steps: numbers of those to run, increasing.
 
     Yields:
@@ -142,7 +142,7 @@ def synchronized(
     Args:
         method: without dense warm-up.
         layout: of the gradients.
-        workers: P.
+        workers: Number of workers (P).
         steps: the numbers of the steps to run, increasing; those between are left out.
 
     Yields:

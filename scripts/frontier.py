@@ -79,10 +79,10 @@ def figure(exhibit: Frontier, results: Results, scale: str = SCALE) -> bytes:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Writes or checks.
+    """Writes or checks the page.
 
     Raises:
-        ConfigError: for a record that is none, or a page that lacks a section.
+        ConfigError: if a record is invalid, or the page lacks a section.
         OSError: if the page cannot be read or written.
     """
     if arguments.write:
@@ -96,7 +96,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
         The exit code: 1 if the page is to be made again.

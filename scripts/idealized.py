@@ -72,7 +72,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 
 class Workers:
-    """What all workers have in memory, shape (P, n) each: residuals, and second moments of their own gradients."""
+    """Memory of all workers: residuals and second moments of the local gradients, each of shape (P, n)."""
 
     def __init__(self, variant: Variant, shapes: list[torch.Size]) -> None:
         self.variant = variant
@@ -84,7 +84,10 @@ class Workers:
         self.first, self.second = torch.zeros(self.entries), torch.zeros(self.entries)
 
     def average(self, gradients: Tensor, step: int) -> tuple[Tensor, int]:
-        """From gradients, shape (P, n), to the update, shape (n,), and how many entries were sent; steps from 1 on."""
+        """Computes the update of shape (n,) and the number of sent entries from gradients of shape (P, n).
+
+        Steps are numbered from 1.
+        """
         variant = self.variant
         if variant.frozen_after is None or step <= variant.frozen_after:
             self.variance.lerp_(gradients**2, 1 - SQUARES)

@@ -63,13 +63,13 @@ REASONS: Mapping[Mass, str] = {
 
 
 def documented() -> Mapping[str, Mapping[str, str]]:
-    """What is said of each published method that the parts do not tell themselves, by choice of ``compressor=``."""
+    """Additional descriptions of each published method, by choice of ``compressor=``."""
     found: Mapping[str, Mapping[str, str]] = yaml.safe_load(PROSE.read_text())
     return found
 
 
 def declared(name: str, prose: Mapping[str, str]) -> list[str]:
-    """One method's row of the table of methods."""
+    """Row of a method in the table of methods."""
     method = choices.build(name)
     residual = method.residual.name if method.residual.remembers else "none"
     momentum = "" if method.momentum.name == "optimizer" else f", momentum {method.momentum.name}"
@@ -149,7 +149,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
         The exit code: 1 if a file is out of date.

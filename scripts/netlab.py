@@ -60,13 +60,13 @@ PRIVATE_USER = ("--user", "--map-root-user", *PRIVATE)
 
 
 def demand(packages: Mapping[str, str]) -> None:
-    """Checks that this machine has the programs that a lab needs.
+    """Checks that the programs of a lab are installed.
 
     Args:
-        packages: where each program is found.
+        packages: Debian package of each program.
 
     Raises:
-        LabError: if one is missing.
+        LabError: if a program is missing.
     """
     missing = [name for name in packages if not tool(name)]
     if missing:
@@ -75,13 +75,13 @@ def demand(packages: Mapping[str, str]) -> None:
 
 
 def isolation(user_namespace: bool) -> list[str]:
-    """How to start a process in namespaces of its own on this machine.
+    """Command prefix that starts a process in new namespaces.
 
     Args:
-        user_namespace: in a user namespace even as root, who can do without.
+        user_namespace: Whether to use a user namespace even as root, who does not need one.
 
     Raises:
-        LabError: if there is no way.
+        LabError: if this machine does not allow new namespaces.
     """
     refusals = []
     for way in [PRIVATE_USER] if user_namespace or os.geteuid() else [PRIVATE, PRIVATE_USER]:
@@ -96,13 +96,13 @@ def isolation(user_namespace: bool) -> list[str]:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Checks everything, then starts the lab's first process and stays until it has ended.
+    """Checks the input and the machine, then starts the lab and waits until it ends.
 
     Returns:
         The exit code.
 
     Raises:
-        LabError: if something is wrong with the options or this machine.
+        LabError: if an option is invalid, or this machine cannot run a lab.
     """
     lab = Lab(arguments.workers, arguments.gbit, arguments.timeout, arguments.delay_ms)
     if not arguments.command:
@@ -120,19 +120,19 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def attend(command: Sequence[str], timeout: float) -> int:
-    """Starts a lab and waits for it; however this ends, so does the lab.
+    """Starts a lab and waits for it; the lab never outlives this call.
 
     Returns:
         The exit code.
     """
-    # The pipe is the lab's lifeline: the kernel closes it when this process ends. In a session of its own the lab does
-    # not get the terminal's Ctrl-C; its workers are ended in order.
+    # The kernel closes the pipe when this process ends, which ends the lab. In a new session the lab does not receive
+    # the terminal's Ctrl-C, so it can terminate its workers in order.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
     assert process.stdin
     try:
         return exit_code(process.wait(timeout=timeout + SET_UP + 4 * GRACE))
     except subprocess.TimeoutExpired:
-        print("error: the lab does not end and is killed", file=sys.stderr, flush=True)
+        print("error: the lab did not end in time; killing it", file=sys.stderr, flush=True)
         return TIMED_OUT
     finally:
         process.stdin.close()
@@ -144,13 +144,13 @@ def attend(command: Sequence[str], timeout: float) -> int:
 
 
 def clean() -> int:
-    """Ends the labs whose launcher is gone: those that still wait for their workers, and those that are stopped.
+    """Kills the labs whose launcher has ended, whether they are running or stopped.
 
     Returns:
         The exit code.
 
     Raises:
-        LabError: if one belongs to another user, or does not end.
+        LabError: if a lab belongs to another user, or its processes do not end.
     """
     orphans = [(process, launcher) for process, launcher in labs() if launcher not in ancestors(process)]
     for process, _ in orphans:
@@ -171,11 +171,11 @@ def clean() -> int:
 
 
 def labs() -> Iterator[tuple[int, int]]:
-    """The first processes of all labs, each with its launcher."""
+    """Process ids of the first process of each lab and of its launcher."""
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         for script, launcher in itertools.pairwise(words):
             if Path(script).name == FIRST_PROCESS.name and launcher.startswith(LAUNCHER):
@@ -183,7 +183,7 @@ def labs() -> Iterator[tuple[int, int]]:
 
 
 def status(process: int) -> list[str]:
-    """A process's state, its parent and so on, as the kernel tells it; nothing if it has ended."""
+    """Fields of ``/proc/PID/stat`` after the name, starting with the state; empty if the process has ended."""
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -191,7 +191,7 @@ def status(process: int) -> list[str]:
 
 
 def ancestors(process: int) -> Iterator[int]:
-    """The parents of a process, up to the first of all."""
+    """Process ids of the ancestors of a process, the parent first."""
     while fields := status(process):
         process = int(fields[1])
         yield process

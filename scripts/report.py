@@ -83,7 +83,7 @@ def _row(method: Method) -> Row:
 
 
 def settings(comparison: Comparison) -> Table | None:
-    """Settings that differ between the methods, one row per setting; ``None`` if there are none."""
+    """Settings that differ between the methods, one row per setting; ``None`` if all are equal."""
     found = differences(comparison.methods)
     rows = [Row(key, [Cell(value) for value in values], ()) for key, values in found.items()]
     names = [method.name for method in comparison.methods]
@@ -97,13 +97,13 @@ def without_result(folders: Sequence[Unfinished]) -> Table:
 
 
 def warnings(runs: Sequence[Finished]) -> Table | None:
-    """Caveats of the runs; ``None`` if there are none."""
+    """Caveats of the runs; ``None`` without caveats."""
     rows = [Row(words, [Cell(", ".join(folders))], ()) for words, folders in caveats(runs).items()]
     return Table("Caveats", ("caveat", RUNS), rows) if rows else None
 
 
 def basis(runs: Sequence[Finished]) -> Basis:
-    """What was simulated, measured and assumed in the runs."""
+    """Simulated, measured and assumed quantities of the runs."""
     virtual = sum(run.simulated for run in runs)
     if not virtual:
         return Basis("nothing", "training, and its seconds", "nothing")

@@ -1,16 +1,15 @@
-"""Sets up a real Slurm on this one machine, with several virtual nodes, and takes it down again.
+"""Sets up and removes a real Slurm on this machine, with several virtual nodes.
 
 python scripts/slurm_lab.py up --nodes 4
 eval "$(python scripts/slurm_lab.py env)"
 sinfo; srun --ntasks=4 hostname
 python scripts/slurm_lab.py down
 
-It needs root, and Debian's packages of Slurm and MUNGE, which it installs if apt-get is there. All that it writes is
-in one private folder (--folder): configuration, key, sockets, state and logs; ports are free ones. Neither /etc/slurm
-nor a Slurm that runs already is touched. Every virtual node is a slurmd of its own; its processors are promised, not
-real.
+It needs root and the Debian packages of Slurm and MUNGE, which it installs if apt-get is available. All files are in
+one private folder (--folder): configuration, key, sockets, state and logs. It uses free ports, and changes neither
+/etc/slurm nor a running Slurm. Each virtual node is a separate slurmd; its processors exist only in the configuration.
 
-There is no accounting: sacct fails, as on many a small cluster. KillWait is short, and a requeued job starts again
+There is no accounting: sacct fails, as on many small clusters. KillWait is short, and a requeued job starts again
 within seconds (cred_expire).
 """
 
@@ -33,11 +32,11 @@ from pathlib import Path
 
 PACKAGES = ("slurm-wlm", "slurmd", "slurmctld", "slurm-client", "munge")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo", "squeue", "scancel", "sbatch", "srun", "scontrol")
-MARK = "SPARDL_SLURM_LAB"  # in the environment of daemons, and so of what they start; not in that of users
+MARK = "SPARDL_SLURM_LAB"  # environment variable of daemons, inherited by their children; not set for users
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-# Seconds for a daemon to answer, for jobs to end, and for an installation.
+# Timeouts in seconds: answer of a daemon, end of jobs, installation.
 ANSWER, END, INSTALL = 30.0, 10.0, 600.0
-MOST_NODES, LONGEST = 64, 107  # characters of a socket's path
+MOST_NODES, LONGEST = 64, 107  # nodes; characters of a socket path, a limit of the kernel
 
 CONFIGURATION = """\
 # Written by scripts/slurm_lab.py
@@ -72,39 +71,39 @@ PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 
 
 class LabError(Exception):
-    """What keeps a lab from being set up or taken down, and what to do about it."""
+    """A lab cannot be set up or removed; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A Slurm in a folder.
+    """A Slurm installation in one folder.
 
     Attributes:
-        folder: all that it writes is there; absolute.
+        folder: Absolute path of the folder with all files of the lab.
     """
 
     folder: Path
 
     @property
     def configuration(self) -> Path:
-        """What SLURM_CONF is to name."""
+        """Configuration file, the value of SLURM_CONF."""
         return self.folder / "slurm.conf"
 
     @property
     def socket(self) -> Path:
-        """Where MUNGE listens."""
+        """Socket of MUNGE."""
         return self.folder / "munge.socket"
 
     @property
     def variables(self) -> dict[str, str]:
-        """The environment in which Slurm's commands, and jobs, find it."""
+        """Environment variables with which commands and jobs find the lab."""
         return {"SLURM_CONF": str(self.configuration)}
 
     def ask(self, *command: str) -> subprocess.CompletedProcess[str]:
-        """Runs one of Slurm's commands.
+        """Runs a command of Slurm.
 
         Raises:
-            LabError: if it does not answer.
+            LabError: if it does not answer in time.
         """
         try:
             return subprocess.run(
@@ -116,10 +115,10 @@ class Lab:
                 check=False,
             )
         except subprocess.TimeoutExpired:
-            raise LabError(f"{command[0]} does not answer within {ANSWER:g} s; see {self.folder}/log") from None
+            raise LabError(f"{command[0]} did not answer within {ANSWER:g} s; see {self.folder}/log") from None
 
     def start(self, *command: str) -> subprocess.Popen[bytes]:
-        """Starts a daemon that stays when this process has ended."""
+        """Starts a daemon that outlives this process."""
         with (self.folder / "log" / f"{Path(command[0]).name}-start.txt").open("ab") as log:
             return subprocess.Popen(
                 command,
@@ -132,14 +131,14 @@ class Lab:
             )
 
     def processes(self) -> list[int]:
-        """Daemons, and what they have started and not given another environment."""
+        """Process ids of the daemons and of their children with the same environment."""
         return [pid for pid, marked in _marks() if marked == str(self.folder)]
 
 
 def _marks() -> Iterator[tuple[int, str]]:
     wanted = f"{MARK}=".encode()
     for folder in Path("/proc").glob("[0-9]*"):
-        with suppress(OSError):  # it has ended, or is another user's
+        with suppress(OSError):  # the process has ended, or belongs to another user
             for item in (folder / "environ").read_bytes().split(b"\0"):
                 if item.startswith(wanted):
                     yield int(folder.name), item[len(wanted) :].decode(errors="replace")
@@ -149,26 +148,26 @@ def up(lab: Lab, nodes: int) -> None:
     """Installs missing packages and starts all daemons.
 
     Args:
-        lab: where.
-        nodes: how many virtual ones.
+        lab: The lab to start; its folder must not exist.
+        nodes: Number of virtual nodes.
 
     Raises:
-        LabError: if that cannot be; nothing is left behind then.
+        LabError: if the lab cannot be set up; no files or processes remain.
     """
     if not 1 <= nodes <= MOST_NODES:
         raise LabError(f"--nodes must be from 1 to {MOST_NODES}, got {nodes}")
     if len(str(lab.socket)) > LONGEST:
         raise LabError(f"--folder {lab.folder} is too long for a socket path; choose a shorter one")
     if os.geteuid():
-        raise LabError("the daemons of Slurm need root; run this as root in a container or a virtual machine")
+        raise LabError("the daemons of Slurm need root; run as root in a container or a virtual machine")
     _install()
     try:
         lab.folder.mkdir()
-        lab.folder.chmod(0o755)  # MUNGE's socket must be within everybody's reach
+        lab.folder.chmod(0o755)  # all users must reach the socket of MUNGE
     except FileExistsError:
-        raise LabError(f"{lab.folder} exists; take that lab down first (down) or choose another --folder") from None
+        raise LabError(f"{lab.folder} exists; remove that lab with 'down' or choose another --folder") from None
     except OSError as error:
-        raise LabError(f"cannot make --folder {lab.folder}: {error.strerror}") from error
+        raise LabError(f"cannot create --folder {lab.folder}: {error.strerror}") from error
     with ExitStack() as stack:
         stack.callback(_remove, lab)
         _set_up(lab, nodes)
@@ -211,11 +210,11 @@ def _set_up(lab: Lab, nodes: int) -> None:
 
     def ready() -> bool:
         if any(daemon.poll() is not None for daemon in daemons):
-            raise LabError(f"a daemon of Slurm has ended; see {lab.folder}/log; {_last_words(lab.folder / 'log')}")
+            raise LabError(f"a daemon of Slurm exited: {_last_error(lab.folder / 'log')}; see {lab.folder}/log")
         idle = lab.ask("sinfo", "--noheader", "--Node", "--format=%N %t").stdout.split("\n")
         return sum(line.endswith(" idle") for line in idle) == nodes
 
-    _await(ready, f"{nodes} idle nodes; {lab.folder}/log tells more")
+    _await(ready, f"{nodes} idle nodes; see {lab.folder}/log")
 
 
 def _start_munge(lab: Lab) -> None:
@@ -225,7 +224,7 @@ def _start_munge(lab: Lab) -> None:
     daemon = lab.start(
         "munged",
         "--foreground",
-        "--force",  # it wants folders that all may enter; the lab's are private, and under a private $TMPDIR at times
+        "--force",  # accept private folders: $TMPDIR may not be accessible to all users
         f"--key-file={key}",
         f"--socket={lab.socket}",
         f"--pid-file={lab.folder}/munged.pid",
@@ -235,7 +234,7 @@ def _start_munge(lab: Lab) -> None:
 
     def ready() -> bool:
         if daemon.poll() is not None:
-            raise LabError(f"munged has ended; {_last_words(lab.folder / 'log')}")
+            raise LabError(f"munged exited: {_last_error(lab.folder / 'log')}; see {lab.folder}/log")
         return lab.socket.exists()
 
     _await(ready, "munged")
@@ -249,8 +248,8 @@ def _free_ports(count: int) -> list[int]:
         return [int(one.getsockname()[1]) for one in sockets]
 
 
-def _last_words(logs: Path) -> str:
-    """The last error in a folder of logs."""
+def _last_error(logs: Path) -> str:
+    """Last error in a folder of logs, otherwise the last line."""
     lines = [line for path in sorted(logs.iterdir()) for line in path.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or ["its log is empty"])[-1].strip()
@@ -265,17 +264,15 @@ def _await(holds: Callable[[], bool], what: str) -> None:
 
 
 def down(lab: Lab) -> None:
-    """Cancels all jobs, ends all daemons and removes the folder, also of a lab that was never up.
+    """Cancels all jobs, ends all daemons and removes the folder, even if the setup was interrupted.
 
     Raises:
         LabError: if the folder is not that of a lab.
     """
     if lab.folder.exists() and not _is_ours(lab):
-        raise LabError(
-            f"{lab.folder} was not made by this script and is kept; give the folder of the lab with --folder"
-        )
+        raise LabError(f"--folder {lab.folder} was not created by this script and is kept; pass the folder of the lab")
     if not lab.folder.exists() and not lab.processes():
-        raise LabError(f"no lab in {lab.folder}; give its folder with --folder")
+        raise LabError(f"no lab in {lab.folder}; pass its folder with --folder")
     _remove(lab)
 
 
@@ -288,7 +285,7 @@ def _is_ours(lab: Lab) -> bool:
 def _remove(lab: Lab) -> None:
     with suppress(LabError, OSError):
         _end_jobs(lab)
-    # What a step runs has the user's environment, without the mark, but is a child of a marked process.
+    # Processes of job steps have the environment of the user, without the mark, but descend from marked processes.
     for sent in (signal.SIGTERM, signal.SIGKILL):
         doomed = _with_descendants(lab.processes())
         for pid in doomed:
@@ -333,10 +330,10 @@ def _lives(pid: int) -> bool:
 
 
 def env(lab: Lab) -> None:
-    """Prints what a shell is to evaluate so that Slurm's commands find the lab.
+    """Prints shell commands that set the environment variables of the lab.
 
     Raises:
-        LabError: if there is none.
+        LabError: if the lab does not exist.
     """
     if not lab.configuration.exists():
         raise LabError(f"no lab in {lab.folder}; start one with: python scripts/slurm_lab.py up")
@@ -365,7 +362,7 @@ def _interrupt(*_: object) -> None:
 
 
 def main() -> int:
-    """Reads the command line and does what it asks.
+    """Runs the command line.
 
     Returns:
         The exit code.

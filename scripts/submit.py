@@ -68,7 +68,7 @@ def submit(arguments: argparse.Namespace) -> int:
     Raises:
         ConfigError: if the input is invalid; nothing is submitted then.
     """
-    from scripts import choices  # noqa: PLC0415 - imports all that training needs
+    from scripts import choices  # noqa: PLC0415 - imports everything that training needs
     from scripts.submission.sweeps import Planned, expand, plan, read_commands  # noqa: PLC0415
 
     site, words = _split(arguments.words, arguments.site)

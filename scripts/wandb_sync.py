@@ -76,7 +76,7 @@ def sync(folders: Sequence[Path], timeout: float, dry_run: bool) -> int:
 
 
 def main() -> int:
-    """Does what the command line asks for.
+    """Runs the command line.
 
     Returns:
         The exit code: 1 if a run could not be sent.

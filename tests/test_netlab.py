@@ -148,7 +148,7 @@ def test_a_worker_that_fails_ends_all_with_its_exit_code(tmp_path: Path) -> None
     script = f"[ $RANK = 1 ] && exit 7; sleep 20; touch {tmp_path}/went_on"
     done = run("--", "sh", "-c", script, workers=3)
     assert done.returncode == 7
-    assert "error: worker 1 ended with exit code 7; ending all workers" in done.stderr.splitlines()
+    assert "error: worker 1 ended with exit code 7; terminating all workers" in done.stderr.splitlines()
     assert not (tmp_path / "went_on").exists()
 
 

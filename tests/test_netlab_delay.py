@@ -120,7 +120,7 @@ def test_nothing_arrives_too_early_and_all_is_counted(options: tuple[str, ...], 
 def test_without_its_delay_line_a_lab_ends_with_an_error() -> None:
     done = run("--", sys.executable, "-c", SIGNALLING, "kill", DELAY_LINE)
     assert done.returncode == 128 + signal.SIGKILL
-    assert "error: the delay line ended with exit code 137; ending all workers" in done.stderr.splitlines()
+    assert "error: the delay line ended with exit code 137; terminating all workers" in done.stderr.splitlines()
 
 
 @delayed
@@ -130,7 +130,7 @@ def test_packets_that_found_no_room_are_told_of(options: tuple[str, ...]) -> Non
         pytest.skip(reason)
     done = run(*options, "--", sys.executable, "-c", SIGNALLING, "flood", DELAY_LINE)
     assert done.returncode == 0, done.stderr
-    (told,) = re.findall(r"warning: the delay line had no room for (\d+) packets and dropped them", done.stderr)
+    (told,) = re.findall(r"warning: full queues of the delay line dropped (\d+) packets", done.stderr)
     assert 70000 - 65536 <= int(told) <= 70000
 
 
@@ -204,7 +204,7 @@ def test_other_messages_are_errors() -> None:
         with pytest.raises(OSError, match="No buffer space"):
             read(refusal)
     check(struct.pack("=IHHIIi", 36, 2, 0, 0, 0, 0) + bytes(16))
-    with pytest.raises(OSError, match="without a packet number"):
+    with pytest.raises(OSError, match="lacks a packet number"):
         packet_number(of_kernel(PACKET, attribute(3, "I", 5)))
 
 

@@ -324,7 +324,7 @@ STANDINGS = {
         "stopped on request before training began\nsrun: error: n0: task 0: Exited with exit code 75\n",
         ("stopped", "before training began"),
     ),
-    "nobody knows": ({"status": "running"}, "UNKNOWN", "", ("running", "the queue cannot be asked")),
+    "nobody knows": ({"status": "running"}, "UNKNOWN", "", ("running", "the queue does not answer")),
 }
 
 
@@ -369,15 +369,15 @@ def test_submissions_are_found_again_and_never_collide(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="submission nope does not exist"):
         submissions.find_submission(tmp_path, "nope")
     (made[-1].folder / "submission.json").write_text("{")
-    with pytest.raises(ConfigError, match="cannot be read"):
+    with pytest.raises(ConfigError, match="cannot read record"):
         submissions.find_submission(tmp_path, None)
 
 
 BROKEN = {
     "[]": "is not a submission",
-    "{}": "it lacks 'place'",
+    "{}": "missing field 'place'",
     "[" * 100_000: "nested too deeply",
-    '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": []}': "it has no entries",
+    '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": []}': "entries are missing",
     '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": [{"words": 5}]}': "is not",
     '{"place": "here", "outputs": "o", "since": "x", "force": false, "site": {}, "entries": [1]}': "since is 'x'",
 }
@@ -473,7 +473,7 @@ def test_the_lab_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lab.env(folder)
     folder.folder.mkdir()
     (folder.folder / "mine").touch()
-    with pytest.raises(lab.LabError, match="was not made by this script and is kept"):
+    with pytest.raises(lab.LabError, match="was not created by this script and is kept"):
         lab.down(folder)
     assert (folder.folder / "mine").exists()
     with pytest.raises(lab.LabError, match="too long for a socket path"):

@@ -77,7 +77,7 @@ def test_the_end_of_a_sweep_here_saves_what_runs(how: str, tmp_path: Path) -> No
             assert later("cancel", outputs=tmp_path) == "cancelled: 3 of 3 runs\n"
         out, err = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert err == "stopping: runs save a checkpoint and leave; Ctrl-C again ends them at once\n"
+    assert err == "stopping: runs save a checkpoint and exit; press Ctrl-C again to end them immediately\n"
     assert ": stopped: stopped at step " in out
     rows = table(later("status", outputs=tmp_path))
     assert [row[0] for row in rows.values()] == ["stopped", "not begun", "not begun"]
@@ -163,7 +163,7 @@ def test_two_submissions_train_a_run_once(
     run.write_summary({"status": "finished", "metric": "loss", "final": {"loss": 0.5}})
     assert places.Here().submit(made) == 0
     out = capsys.readouterr().out
-    assert re.search(r"^\[1/2\] a1  seed=a1: skipped: another submission runs it at the moment$", out, re.MULTILINE)
+    assert re.search(r"^\[1/2\] a1  seed=a1: skipped: another submission is running it$", out, re.MULTILINE)
     assert re.search(r"^\[2/2\] b2  seed=b2: skipped: another submission has finished it$", out, re.MULTILINE)
     assert not (tmp_path / "trained").exists()
     assert places.Here().queue(find_submission(tmp_path, None)) == {"1": Queued.RUNNING}

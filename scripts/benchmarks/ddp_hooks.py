@@ -1,4 +1,4 @@
-"""Ways to average what workers learn, by name: DDP's own, torch's hooks, all methods of this library, local steps."""
+"""Ways to average in benchmarks, by name: plain DDP, hooks of torch, methods of spardl, and local steps."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ __all__ = ["ALONE", "DENSE", "TIMEOUT", "WAYS", "Handle", "Way", "attached", "mo
 
 DENSE, ALONE = "ddp", "alone"
 TIMEOUT = 300.0  # seconds after which a silent worker counts as lost
-MOVED = "optimizer"  # the option of our ways that gives attach() the optimizer
+MOVED = "optimizer"  # option of spardl's ways that passes the optimizer to attach()
 
 
-# What averages: nothing of ours, a hook, or steps that are local for a while.
+# Handle of spardl's hook or local steps; None without spardl.
 Handle: TypeAlias = Hook | spardl.Outer | None
 
 
 class Trained(NamedTuple):
-    """What a way may ask for.
+    """Model and optimizer that a way is registered with.
 
     Attributes:
-        model: in a DDP, unless the way is local.
-        optimizer: of its parameters, if there is one.
-        clip_norm: largest norm of a gradient; ``None``: any.
+        model: Model, wrapped in DDP unless the way is local.
+        optimizer: Optimizer of its parameters, or ``None``.
+        clip_norm: Maximum norm of a gradient, or ``None`` for no clipping.
     """
 
     model: nn.Module
@@ -43,12 +43,12 @@ class Trained(NamedTuple):
 
 
 class Way(NamedTuple):
-    """How what workers learn is averaged.
+    """One way to average.
 
     Attributes:
-        register: registers a hook with a DDP, see :class:`Trained`, given the case's options; ours returns its handle.
-        one_bucket: whether DDP must keep all gradients in one bucket.
-        local: whether workers train alone between two exchanges; there is no DDP then.
+        register: Registers the way, given a :class:`Trained` and the options of the case; returns spardl's handle.
+        one_bucket: Whether DDP must keep all gradients in one bucket.
+        local: Whether workers train alone between two exchanges, without DDP.
     """
 
     register: Callable[..., Handle]
@@ -57,7 +57,7 @@ class Way(NamedTuple):
 
 
 def _no_hook(trained: Trained) -> None:
-    """DDP's own all-reduce of each bucket."""
+    """Keeps the all-reduce of DDP."""
 
 
 def _ddp(trained: Trained) -> DistributedDataParallel:
@@ -95,7 +95,7 @@ WAYS: Mapping[str, Way] = MappingProxyType(
         DENSE: Way(_no_hook),
         "torch.fp16": Way(partial(_torch_hook, default_hooks.fp16_compress_hook)),
         "torch.bf16": Way(partial(_torch_hook, default_hooks.bf16_compress_hook)),
-        "torch.powersgd": Way(_torch_powersgd, one_bucket=True),  # of two, its messages get mixed up on gloo
+        "torch.powersgd": Way(_torch_powersgd, one_bucket=True),  # with two buckets, its messages get mixed up on gloo
         **{f"spardl.{method}": Way(partial(_ours, method)) for method in spardl.method_names()},
         **{f"outer.{method}": Way(partial(_outer, method), local=True) for method in spardl.method_names()},
     }
@@ -103,10 +103,10 @@ WAYS: Mapping[str, Way] = MappingProxyType(
 
 
 def parsed(case: str) -> tuple[Way, dict[str, Any]]:
-    """The way of a case, and its options.
+    """Parses a case into its way and options.
 
     Raises:
-        ConfigError: if there is no such way, or an option has no value.
+        ConfigError: if the way does not exist, or an option has no value.
     """
     name, *words = case.split(",")
     if name not in WAYS:
@@ -128,10 +128,10 @@ def _literal(word: str) -> object:
 
 
 def moves_optimizer(case: str) -> bool:
-    """Whether a case averages the updates of an optimizer, which workers make of their own gradients.
+    """Whether a case averages local updates of the optimizer instead of gradients.
 
     Raises:
-        ConfigError: if there is no such case, or it does not say so with True or False.
+        ConfigError: if the way does not exist, or the option is not True or False.
     """
     moved = parsed(case)[1].get(MOVED, False)
     if not isinstance(moved, bool):
@@ -142,16 +142,19 @@ def moves_optimizer(case: str) -> bool:
 def attached(
     case: str, model: nn.Module, optimizer: torch.optim.Optimizer | None = None, clip_norm: float | None = None
 ) -> tuple[nn.Module, Handle]:
-    """A model in a DDP with the hook of a case, or without either where steps are local; and our handle if it is ours.
+    """Wraps a model in DDP and registers the hook of a case; local steps need no DDP.
 
     Args:
-        case: its name and options.
-        model: to be wrapped.
-        optimizer: of the model, which local steps need, and a case with optimizer=True gives to our hook.
-        clip_norm: largest norm of each worker's own gradient in such a case.
+        case: Name of the way with its options.
+        model: Model to wrap.
+        optimizer: Optimizer of the model; required by local steps and by optimizer=True.
+        clip_norm: Maximum norm of each worker's own gradient with optimizer=True.
+
+    Returns:
+        The wrapped model, and spardl's handle or ``None``.
 
     Raises:
-        ConfigError: if the case cannot be made.
+        ConfigError: if the options of the case are invalid.
     """
     way, options = parsed(case)
     moves_optimizer(case)

@@ -1,4 +1,4 @@
-"""The loop that benches train in: a model in DDP or bare, a step as everybody writes it, any way to average."""
+"""Training loop of the benchmarks: a model with or without DDP, and any way to average."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ __all__ = ["PlainLoop", "Turn", "bytes_sent", "of_all", "planned"]
 
 
 class Turn(NamedTuple):
-    """Some steps in a row of one worker.
+    """Consecutive steps of one worker.
 
     Attributes:
-        seconds: of a step.
-        sent: bytes in a step, as the interface counts them.
+        seconds: Time per step in seconds.
+        sent: Bytes sent per step, as counted by the interface.
     """
 
     seconds: float
@@ -46,15 +46,15 @@ def _constant(step: int) -> float:
 
 @dataclass
 class PlainLoop:
-    """One way to average, with its own model, on one worker.
+    """One way to average with its own model on one worker.
 
     Attributes:
-        name: of the case.
-        plan: model, data, optimizer.
-        seed: of weights, order and dropout.
-        worker: who this is.
-        rate: what the learning rate is multiplied by in a step.
-        losses: of this worker's batches, one for each step so far.
+        name: Name of the case.
+        plan: Model, data and optimizer.
+        seed: Seed of weights, order and dropout.
+        worker: Rank of this process and the world size.
+        rate: Factor of the learning rate by step.
+        losses: Losses of this worker's batches, one per step so far.
     """
 
     name: str
@@ -70,14 +70,14 @@ class PlainLoop:
         self.optimizer = self.plan.optimizer(self.bare.parameters())
         self._rates = [group["lr"] for group in self.optimizer.param_groups]
         self.model, self.handle = attached(self.name, self.bare, self.optimizer, settings.clip_norm)
-        # Who counts steps makes them.
+        # Outer counts local steps in its own step(), which calls the optimizer.
         self._stepping = self.handle if isinstance(self.handle, spardl.Outer) else self.optimizer
-        # Where each worker's own gradient is clipped, averages are not.
+        # If each worker clips its own gradient, the averaged update must not be clipped again.
         self._clip = None if moves_optimizer(self.name) else settings.clip_norm
         self.sampler = ShuffledSampler(len(self.plan.task.train), self.worker, settings.batch_size, self.seed)
 
     def step(self) -> None:
-        """One step of training."""
+        """Trains one step."""
         number, task = len(self.losses), self.plan.task
         batch = task.train.batch(self.sampler.indices(number), self.sampler.generator(number))
         torch.set_rng_state(seeded_generator(self.seed, "step", number, self.worker.rank).get_state())
@@ -93,25 +93,26 @@ class PlainLoop:
         self.losses.append(loss.detach())
 
     def _quiet(self) -> AbstractContextManager[None]:
-        """In which DDP sends nothing, if nothing is to be sent."""
+        """Context without communication for the case that sends nothing."""
         if self.name == ALONE and isinstance(self.model, DistributedDataParallel):
             return self.model.no_sync()
         return nullcontext()
 
     def timed(self, steps: int) -> Turn:
-        """Some steps, which all workers begin at once."""
+        """Trains and times some steps, which all workers start together."""
         dist.barrier()
         sent, began = bytes_sent(), time.perf_counter()
         for _ in range(steps):
             self.step()
         seconds = time.perf_counter() - began
-        dist.barrier()  # Who has all it waits for may still have bytes in its queue, which the kernel has not counted.
+        # A worker that has received everything may still have queued bytes that the kernel has not counted.
+        dist.barrier()
         return Turn(seconds / steps, (bytes_sent() - sent) / steps)
 
     def tested(self) -> dict[str, float]:
-        """What the task says of the test split, or of a part of it, a share of which is looked at by each worker.
+        """Metrics on the test split or a part of it, distributed over the workers.
 
-        Between two exchanges of local steps, each looks at its share with its own weights.
+        Between two exchanges of local steps, each worker evaluates its share with its own weights.
         """
         task, settings, model = self.plan.task, self.plan.settings, self.bare.eval()
         for buffer in model.buffers():
@@ -126,14 +127,14 @@ class PlainLoop:
         return task.summarize(dict(zip(task.sums, sums.tolist(), strict=True)))
 
     def counted(self) -> float | None:
-        """Bytes that this worker sent in a step by our own count, without headers; ``None`` for what is not ours."""
+        """Bytes sent per step as counted by spardl, without headers; ``None`` without spardl."""
         if self.handle is None:
             return None
-        stats = self.handle.stats()  # of local steps, a step of these is an exchange
+        stats = self.handle.stats()  # with local steps, one of these steps is an exchange
         return stats.bytes_sent * stats.steps / len(self.losses)
 
     def close(self) -> None:
-        """Gives back what this took of the process group."""
+        """Detaches from the process group."""
         if isinstance(self.handle, spardl.Outer):
             self.handle.close()
         elif self.handle is not None:
@@ -141,7 +142,7 @@ class PlainLoop:
 
 
 def bytes_sent() -> int:
-    """What gloo's interface has sent so far, by the kernel's count; 0 if none is named, or the machine's inner one."""
+    """Bytes that the interface of gloo has sent so far, as counted by the kernel; 0 for the loopback interface."""
     name = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
     lines = Path("/proc/net/dev").read_text().splitlines()
     counters = dict(line.strip().split(":", 1) for line in lines if ":" in line)
@@ -149,7 +150,7 @@ def bytes_sent() -> int:
 
 
 def of_all(turns: Sequence[Turn]) -> list[Turn]:
-    """The slowest worker's seconds and the workers' mean of bytes, of each turn."""
+    """Combines the turns of all workers: maximum of the seconds, mean of the bytes."""
     mine = torch.tensor(turns, dtype=torch.float64)
     parts = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(parts, mine)
@@ -158,14 +159,14 @@ def of_all(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def planned(words: str) -> Plan:
-    """What train.py would train with these choices.
+    """Plan of a training with choices of train.py.
 
     Args:
-        words: with commas between them.
+        words: Comma-separated choices.
 
     Raises:
-        ConfigError: if it cannot, or if its examples have an order.
-        DataError: if its data are not there.
+        ConfigError: if the choices are invalid, or the batches of the task are consecutive.
+        DataError: if the data are missing.
     """
     with choices.composing():
         try:

@@ -30,7 +30,7 @@ __all__ = [
 ]
 
 PATHS = ("compiled", "portable")
-"""The ways of spardl.vector.kernels."""
+"""Implementations in spardl.vector.kernels."""
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,9 @@ class Row:
     """Timings of one candidate.
 
     Attributes:
-        name: of the candidate.
-        seconds: of each repetition, not empty.
-        figures: what else is known of it, by the header of its column; numbers, or text.
+        name: Name of the candidate.
+        seconds: Seconds of each repetition; at least one.
+        figures: Further numbers or texts by column header.
     """
 
     name: str
@@ -49,12 +49,12 @@ class Row:
 
     @property
     def median(self) -> float:
-        """The middle of the seconds."""
+        """Median of the seconds."""
         return median(self.seconds)
 
 
 def positive(word: str) -> int:
-    """A whole number from 1 on, for the command line."""
+    """Parses a positive integer of the command line."""
     number = int(word)
     if number < 1:
         raise argparse.ArgumentTypeError(f"must be at least 1, got {number}")
@@ -62,14 +62,14 @@ def positive(word: str) -> int:
 
 
 def add_options(parser: argparse.ArgumentParser, repetitions: int = 9) -> None:
-    """Adds the options that every bench has: --repetitions, --threads and --json."""
+    """Adds the common options of benchmarks: --repetitions, --threads and --json."""
     parser.add_argument("--repetitions", type=positive, default=repetitions, help="turns per candidate")
     parser.add_argument("--threads", type=positive, default=1, help="threads of torch")
     parser.add_argument("--json", type=Path, help="file for all figures")
 
 
 def on_path(path: str, work: Callable[[], object]) -> Callable[[], object]:
-    """Work that is done with kernels, or without: one of ``PATHS``. The environment stays as the last work had it."""
+    """Wraps work so that it uses one of ``PATHS``; the environment variable stays set afterwards."""
 
     def run() -> object:
         os.environ["SPARDL_KERNELS"] = path
@@ -79,16 +79,16 @@ def on_path(path: str, work: Callable[[], object]) -> Callable[[], object]:
 
 
 def interleaved(candidates: Mapping[str, Callable[[], object]], repetitions: int) -> dict[str, list[float]]:
-    """Times candidates in turns, so that all suffer alike from what else the machine does.
+    """Times candidates in turns, so that other load affects all of them alike.
 
-    Each has one turn before, which is not counted: it compiles, and fills what is kept from call to call.
+    The first turn of each candidate is not counted: it compiles code and fills caches.
 
     Args:
-        candidates: what to time, by name. On a GPU, the time ends when the device has done its work.
-        repetitions: turns of each.
+        candidates: Functions to time, by name. On a GPU, the time includes a synchronization of the device.
+        repetitions: Number of timed turns per candidate.
 
     Returns:
-        The seconds of each turn, by name.
+        The seconds of each turn by name.
     """
     for work in candidates.values():
         work()
@@ -109,19 +109,19 @@ def _wait() -> None:
 
 
 def rows(seconds: Mapping[str, Sequence[float]], figures: Mapping[str, Mapping[str, float | str]]) -> list[Row]:
-    """What ``interleaved`` found, with further figures by name where there are any."""
+    """Rows of the timings of ``interleaved``, with further figures by name."""
     return [Row(name, found, figures.get(name, {})) for name, found in seconds.items()]
 
 
 def table(found: Sequence[Row], reference: str) -> str:
-    """A table in Markdown: medians and spread in milliseconds, and how often the reference fits into each.
+    """Formats a Markdown table: median and range in milliseconds, and the ratio to a reference.
 
     Args:
-        found: the rows.
-        reference: name of the row that the others are compared with.
+        found: Rows of the table.
+        reference: Name of the row that the others are compared with.
 
     Returns:
-        The lines, without a newline at the end.
+        The table without a newline at the end.
     """
     (base,) = (row.median for row in found if row.name == reference)
     headers = list(dict.fromkeys(header for row in found for header in row.figures))
@@ -138,7 +138,7 @@ def _cell(figure: float | str) -> str:
 
 
 def complain(reason: object) -> int:
-    """Says in one line why a bench does not run.
+    """Prints the reason why a benchmark cannot run as one line.
 
     Returns:
         The exit code.
@@ -148,12 +148,12 @@ def complain(reason: object) -> int:
 
 
 def write_json(path: Path | None, cases: Mapping[str, Sequence[Row]], setting: Mapping[str, object]) -> None:
-    """Writes all figures to a file, if one is named.
+    """Writes all figures to a file.
 
     Args:
-        path: of the file, or ``None``.
-        cases: the rows of each table, by its title.
-        setting: what was measured: the arguments of the bench.
+        path: Path of the file, or ``None`` to write nothing.
+        cases: Rows of each table by its title.
+        setting: Arguments of the benchmark.
     """
     if path is None:
         return

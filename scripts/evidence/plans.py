@@ -27,7 +27,7 @@ class Line:
 
     Attributes:
         name: of the row.
-        words: of train.py.
+        words: Arguments of train.py.
         rates: learning rates to choose from.
     """
 
@@ -52,17 +52,17 @@ class Comparison(NamedTuple):
 
 @dataclass(frozen=True)
 class Task:
-    """A table.
+    """A task with its table of trainings.
 
     Attributes:
-        name: of the task.
-        title: in words.
-        words: of train.py that all rows share.
-        metric: that is compared.
-        lower: whether less of it is better.
-        seeds: of the runs; see ``choosing``.
-        lines: the rows.
-        compared: what is compared in the summary of all tasks.
+        name: Name of the task.
+        title: Title for readers.
+        words: Arguments of train.py that all rows share.
+        metric: Metric to compare.
+        lower: Whether lower values of the metric are better.
+        seeds: Seeds of the runs; see ``choosing``.
+        lines: Rows of the table.
+        compared: Comparisons in the summary of all tasks.
     """
 
     name: str
@@ -75,30 +75,30 @@ class Task:
     compared: tuple[Comparison, ...] = ()
 
     def cut(self, seeds: int | None) -> Task:
-        """The task with its first seeds only.
+        """The task with only its first seeds.
 
         Raises:
-            ConfigError: for less than one.
+            ConfigError: if the number of seeds is below one.
         """
         if seeds is not None and seeds < 1:
             raise ConfigError(f"a table needs at least one seed, got {seeds}")
         return replace(self, seeds=self.seeds[:seeds])
 
     def training(self, line: Line, rate: float, seed: int) -> Training:
-        """The run of a row."""
+        """Training of a row with a learning rate and a seed."""
         return Training((*self.words, *line.words, f"optimizer.lr={rate:g}", f"seed={seed}"))
 
     def choosing(self, line: Line) -> tuple[int, ...]:
-        """The seeds that a row's learning rate is chosen by: all, for references and rivals; else the first."""
+        """Seeds that determine the learning rate of a row: all for references and rivals, otherwise the first."""
         return self.seeds if line.name in _TUNED else self.seeds[:1]
 
     def first(self) -> list[Training]:
-        """The runs that learning rates are chosen by."""
+        """Runs that determine the learning rates."""
         pairs = ((line, seed) for line in self.lines for seed in self.choosing(line))
         return [self.training(line, rate, seed) for line, seed in pairs for rate in line.rates]
 
     def rest(self, records: Records) -> list[Training]:
-        """Runs of the other seeds, at the best learning rates according to ``records``."""
+        """Runs of the other seeds with the best learning rates in ``records``."""
         chosen = [(line, self.rate(line, records)) for line in self.lines]
         return [
             self.training(line, rate, seed)
@@ -153,13 +153,13 @@ def tasks_in(file: Path) -> list[Task]:
 
 
 def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
-    """Tables of which other pages show some rows: the rows' names, by the pages' names and the tasks'.
+    """Rows that other pages show, by page and task.
 
     Args:
-        file: see :func:`tasks_in`; ``excerpts`` are in it, too.
+        file: File of :func:`tasks_in`, which also contains ``excerpts``.
 
     Raises:
-        ConfigError: if a table has no such row, or there is no such table.
+        ConfigError: if a page refers to a row or table that does not exist.
     """
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
     found: dict[str, dict[str, Sequence[str]]] = content["excerpts"]

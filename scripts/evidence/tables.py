@@ -34,7 +34,7 @@ def _compared(task: Task, records: Records) -> Iterator[Row]:
 
 
 def _mean(task: Task, name: str | None, records: Records) -> Cell:
-    """The metric of a row, over its seeds."""
+    """Metric of a row over its seeds."""
     if name is None:
         return Cell("")
     found = task.results(task.line(name), records)
@@ -42,12 +42,12 @@ def _mean(task: Task, name: str | None, records: Records) -> Cell:
 
 
 def table_of(task: Task, records: Records, shown: Sequence[str] | None = None) -> Table:
-    """The table of a task, as far as it is on record.
+    """Table of a task with the recorded results.
 
     Args:
-        task: what was trained.
-        records: of all trainings.
-        shown: names of its rows, in this order (default: all).
+        task: Task of the table.
+        records: Records of all trainings.
+        shown: Names of the rows in order (default: all rows).
     """
     lines = task.lines if shown is None else [task.line(name) for name in shown]
     found = {line.name: task.results(line, records) for line in task.lines}

@@ -121,7 +121,7 @@ class Exhibit(ABC):
         title: Title for readers.
         source: Counterpart in the paper, and how well we know it.
         shows: What a reader can learn from it.
-        basis: What is simulated, measured and assumed.
+        basis: Simulated, measured and assumed quantities.
         note: Remark on a method that applies to all of its figures.
         leads: Whether the summary of the paper shows its first figure.
     """
@@ -177,7 +177,7 @@ class Exhibit(ABC):
 
     @abstractmethod
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
 
     def what_ran(self, scale: str) -> str:
         """The caption and the note, and whether the trainings are those of a shorter size."""
@@ -186,7 +186,7 @@ class Exhibit(ABC):
         return " ".join(part for part in (self.caption(scale), self.note, early) if part)
 
     def same_as(self, scale: str) -> str:
-        """The shorter size with the same jobs; empty if this size has jobs of its own."""
+        """Shorter size with the same jobs; empty if this size has different jobs."""
         other = INSTEAD.get(scale, "")
         return other if other and self.jobs(scale) == self.jobs(other) else ""
 

@@ -17,9 +17,9 @@ class MeasuredPasses(NamedTuple):
     """Measured times of the passes of a model.
 
     Attributes:
-        path: of the profile.
-        digest: of the file: what is computed from it depends on its content.
-        profile: it.
+        path: File of the profile.
+        digest: Digest of the file; it is part of the ids of jobs, because their results depend on its content.
+        profile: The measured profile.
     """
 
     path: Path
@@ -36,17 +36,17 @@ class MeasuredPasses(NamedTuple):
         """The passes, if the model has the expected number of parameters.
 
         Args:
-            model: as --profile calls it.
-            entries: its parameters.
+            model: Name of the model in --profile.
+            entries: Expected number of parameters.
 
         Raises:
-            ConfigError: if not.
+            ConfigError: if the profile has another number of parameters.
         """
         found = sum(self.profile.entries)
         if found != entries:
             raise ConfigError(
-                f"--profile {model}={self.path} is of a model of {found:,} parameters, {model} has {entries:,}; "
-                "measure that one with scripts/profile_model.py"
+                f"--profile {model}={self.path} has {found:,} parameters, {model} has {entries:,}; "
+                f"measure {model} with scripts/profile_model.py"
             )
         return self
 
@@ -55,10 +55,10 @@ def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
     """Measured passes from the options --profile.
 
     Args:
-        words: ``MODEL=FILE`` each.
+        words: Values of the option, each ``MODEL=FILE``.
 
     Raises:
-        ConfigError: if a word is not like that, names a model again, or its file is no profile.
+        ConfigError: if a value has another form, repeats a model, or its file is not a profile.
     """
     found: dict[str, MeasuredPasses] = {}
     for word in words:
@@ -77,9 +77,9 @@ def said_of(name: str, assumed: Iterable[str], given: Mapping[str, MeasuredPasse
     """A line on the effect of --profile on an exhibit.
 
     Args:
-        name: of the exhibit.
-        assumed: the models whose passes it assumes without --profile.
-        given: what --profile names.
+        name: Name of the exhibit.
+        assumed: Models whose passes it assumes without --profile.
+        given: Measured passes given with --profile.
     """
     models = list(assumed)
     if not models:

@@ -1,4 +1,4 @@
-"""Trainings that take a cluster, as arrays of Slurm jobs."""
+"""Slurm job arrays for trainings that need a cluster."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ AT_ONCE = 4
 
 
 def write_arrays(jobs: Sequence[Training], outputs: Path, folder: Path, name: str) -> list[str]:
-    """Writes a file of commands for every number of workers, one line a training.
+    """Writes one file of commands per number of workers, with one line per training.
 
     Args:
-        jobs: what to train.
-        outputs: where the runs go, seen by all nodes.
-        folder: of the files.
-        name: beginning of their names.
+        jobs: Trainings to run.
+        outputs: Folder of the runs, shared by all nodes.
+        folder: Folder of the command files.
+        name: Prefix of the file names.
 
     Returns:
-        What to type to submit them, one line for each file.
+        The sbatch command of each file.
     """
     lines: defaultdict[int, list[str]] = defaultdict(list)
     for job in jobs:

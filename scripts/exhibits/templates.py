@@ -1,4 +1,4 @@
-"""HTML from the templates in ``templates/``, which escape whatever they are given."""
+"""Renders the HTML templates in ``templates/`` with automatic escaping."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: object) -> Markup:
-    """A template, filled in.
+    """Renders a template.
 
     Args:
-        template: name of the file, without its ending.
-        values: what it asks for; text is escaped, unless it is :class:`~markupsafe.Markup` already.
+        template: Name of the file without its suffix.
+        values: Variables of the template; text is escaped unless it is :class:`~markupsafe.Markup`.
     """
     return Markup(_environment().get_template(f"{template}.html").render(values))

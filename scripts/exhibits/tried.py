@@ -31,10 +31,10 @@ class Tried(NamedTuple):
     """One method on one task. All but ``jobs`` and the flags is text.
 
     Attributes:
-        task: What was trained, and what it stands for.
+        task: Trained task and the task of the paper that it represents.
         measure: The metric and the target.
         method: Name of the method.
-        metric: Mean over seeds with its confidence interval, or why there is none.
+        metric: Mean over seeds with its confidence interval, or the reason why it is missing.
         seconds: Time until the target was reached.
         sent: Bytes as a share of those of dense training.
         role: One of :class:`Role`.
@@ -112,7 +112,7 @@ def tried(
     """The line of one method.
 
     Args:
-        task: What was trained.
+        task: Trained task.
         target: Target of the task, if known.
         method: Name of the method.
         role: Role in the paper.

@@ -1,13 +1,13 @@
-"""A delay line: what arrives in some network namespaces waits there before anybody gets it. ``netlab.py`` starts it.
+"""Delays the packets that arrive in some network namespaces; started by ``netlab.py``.
 
 python scripts/labs/delay_line.py MILLISECONDS NAMESPACE ...
 
-For machines whose kernel has no netem. A rule of iptables puts the packets that arrive in a namespace into queue 0 of
-the kernel (NFQUEUE), which tells this process the number of each and keeps the packet until the verdict. All wait
-equally long, so they leave in the order of their numbers, and one verdict is enough for all up to a number. Of the
-packets nothing is copied, and large segments stay whole (linux/netfilter/nfnetlink_queue.h).
+For machines whose kernel has no netem. A rule of iptables puts the arriving packets of a namespace into queue 0 of the
+kernel (NFQUEUE). The kernel reports the number of each packet to this process and keeps the packet until the verdict.
+All packets have the same delay, so they leave in the order of their numbers, and one verdict releases all packets up to
+a number. No packet data is copied, and large segments stay whole (linux/netfilter/nfnetlink_queue.h).
 
-It prints ``ready`` when all queues are its own, or why it cannot be, and works until it is ended.
+The process prints ``ready`` when it holds all queues, or the reason why it cannot, and runs until it is terminated.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ COMMAND, COPYING, LENGTH, MASK, FLAGS = 1, 2, 3, 4, 5  # attributes of CONFIG
 ABOUT_PACKET, VERDICT = 1, 2  # attributes of PACKET and VERDICTS
 BIND, COPY_NO_DATA, WHOLE_SEGMENTS, ACCEPT = 1, 1, 4, 1  # values
 
-LONGEST = 65536  # packets in a queue; more are dropped, as by any device whose memory is full
-MEMORY = 64 << 20  # bytes of packets' numbers that were not read yet; without root the kernel allows less
-AT_ONCE = 256  # packets taken in before others are let go
+LONGEST = 65536  # packets in a queue; further packets are dropped, as by a device with a full buffer
+MEMORY = 64 << 20  # bytes of unread packet reports; the kernel allows less without root
+AT_ONCE = 256  # packets read before due packets are released
 
 
 class Held:
-    """Packets of one queue, in the order of arrival.
+    """Packets of one queue in the order of their arrival.
 
     Args:
-        delay: seconds that each is held.
+        delay: Delay of each packet in seconds.
     """
 
     def __init__(self, delay: float) -> None:
@@ -53,15 +53,15 @@ class Held:
         self._waiting: deque[tuple[float, int]] = deque()
 
     def add(self, number: int, now: float) -> None:
-        """Takes in a packet that has just arrived."""
+        """Adds a packet that has just arrived."""
         self._waiting.append((now + self._delay, number))
 
     def due(self) -> float | None:
-        """When the first may go; ``None`` if there is none."""
+        """Release time of the first packet, or ``None`` if the queue is empty."""
         return self._waiting[0][0] if self._waiting else None
 
     def pop(self, now: float) -> int | None:
-        """The number of the last that may go by now, and all before it with it; ``None`` if none may."""
+        """Removes all packets that are due; returns the number of the last one, or ``None``."""
         last = None
         while self._waiting and self._waiting[0][0] <= now:
             last = self._waiting.popleft()[1]
@@ -69,63 +69,63 @@ class Held:
 
 
 class Queue:
-    """Queue 0 of the network namespace that this thread is in.
+    """Queue 0 of the network namespace of this thread.
 
     Args:
-        delay: seconds that each packet is held.
+        delay: Delay of each packet in seconds.
 
     Raises:
-        OSError: if the kernel has no such queue, or it belongs to somebody else.
+        OSError: if the kernel has no such queue, or another process holds it.
     """
 
     def __init__(self, delay: float) -> None:
         self.held = Held(delay)
         self._socket = socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, NETLINK_NETFILTER)
         self._socket.bind((0, 0))
-        self._make_room()
+        self._enlarge_buffer()
         self._socket.send(binding())
         check(self._socket.recv(4096))
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
-        """For ``select``."""
+        """File descriptor of the socket, for ``select``."""
         return self._socket.fileno()
 
     def take_in(self) -> None:
-        """Reads of packets that have arrived."""
+        """Reads the reports of arrived packets."""
         with contextlib.suppress(BlockingIOError):
             for _ in range(AT_ONCE):
                 self.held.add(packet_number(self._socket.recv(4096)), time.monotonic())
 
     def let_go(self, now: float) -> None:
-        """Accepts the packets whose time has come."""
+        """Releases the packets that are due."""
         last = self.held.pop(now)
         if last is not None:
             self._socket.send(acceptance(last))
 
-    def _make_room(self) -> None:
+    def _enlarge_buffer(self) -> None:
         try:
             self._socket.setsockopt(socket.SOL_SOCKET, SO_RCVBUFFORCE, MEMORY)
         except PermissionError:
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, MEMORY)
-        # A packet that finds no room is dropped; the next read need not fail for it.
+        # A full buffer drops packets, which TCP sends again. Without this option the next read would fail with ENOBUFS.
         self._socket.setsockopt(SOL_NETLINK, NETLINK_NO_ENOBUFS, 1)
 
 
 def message(kind: int, flags: int, *attributes: bytes) -> bytes:
-    """A message to the kernel about queue 0."""
+    """Netlink message to the kernel about queue 0."""
     body = struct.pack(">BBH", socket.AF_UNSPEC, 0, 0) + b"".join(attributes)
     return struct.pack("=IHHII", 16 + len(body), kind, flags, 0, 0) + body
 
 
 def attribute(kind: int, layout: str, *values: int) -> bytes:
-    """A part of a message: numbers, which the kernel wants in the order of the network."""
+    """Attribute of a message; the kernel expects numbers in network byte order."""
     value = struct.pack(f">{layout}", *values)
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 def binding() -> bytes:
-    """Asks for all packets of the queue, in one message, so that none comes before all is set."""
+    """Request to bind the queue, as one message so that no packet arrives before all settings apply."""
     return message(
         CONFIG,
         REQUEST | ACKNOWLEDGE,
@@ -138,15 +138,15 @@ def binding() -> bytes:
 
 
 def acceptance(last: int) -> bytes:
-    """Lets all packets go up to a number."""
+    """Verdict that releases all packets up to a number."""
     return message(VERDICTS, REQUEST, attribute(VERDICT, "II", ACCEPT, last))
 
 
 def check(datagram: bytes) -> None:
-    """Reads what the kernel says of a request.
+    """Checks the kernel's answer to a request.
 
     Raises:
-        OSError: if it did not do what it was asked for.
+        OSError: if the kernel refused the request.
     """
     kind, reason = struct.unpack_from("=4xH10xi", datagram)
     if kind == ERROR and reason:
@@ -154,10 +154,10 @@ def check(datagram: bytes) -> None:
 
 
 def packet_number(datagram: bytes) -> int:
-    """The number of the packet that the kernel tells of.
+    """Number of the packet that a message of the kernel reports.
 
     Raises:
-        OSError: if it tells of something else.
+        OSError: if the message reports an error or no packet.
     """
     check(datagram)
     place = 20
@@ -167,12 +167,12 @@ def packet_number(datagram: bytes) -> int:
             number: int = struct.unpack_from(">I", datagram, place + 4)[0]
             return number
         place += max(4, (length + 3) & ~3)
-    raise OSError(errno.EPROTO, "the kernel sent a message without a packet number")
+    raise OSError(errno.EPROTO, "message from the kernel lacks a packet number")
 
 
 @contextlib.contextmanager
 def inside(namespace: str) -> Iterator[None]:
-    """Enters a network namespace, and comes back."""
+    """Enters a network namespace for the duration of the context."""
     with Path("/proc/self/ns/net").open() as home, (NAMESPACES / namespace).open() as there:
         _enter(there.fileno())
         try:
@@ -187,15 +187,15 @@ def _enter(namespace: int) -> None:
 
 
 def hurry() -> None:
-    """Wakes up as exactly as the kernel allows this process to."""
+    """Requests the highest timer resolution and priority that the kernel allows this process."""
     with contextlib.suppress(OSError):
         Path("/proc/self/timerslack_ns").write_text("1")
-    with contextlib.suppress(PermissionError):  # only the machine's root may
+    with contextlib.suppress(PermissionError):  # allowed only for root of the machine
         os.setpriority(os.PRIO_PROCESS, 0, -20)
 
 
 def work(queues: Sequence[Queue]) -> None:
-    """Takes packets in and lets them go, for ever."""
+    """Reads and releases packets in an endless loop."""
     while True:
         due = min((due for queue in queues if (due := queue.held.due()) is not None), default=None)
         wait = None if due is None else max(0.0, due - time.monotonic())
@@ -207,10 +207,10 @@ def work(queues: Sequence[Queue]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Delays until it is ended.
+    """Delays packets until the process is terminated.
 
     Returns:
-        The exit code, if that cannot be.
+        The exit code after a failure.
     """
     delay, queues = float(words[0]) / 1e3, []
     try:

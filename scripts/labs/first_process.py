@@ -22,15 +22,18 @@ from typing import IO, Any, NamedTuple
 
 SUBNET = "10.77.0"
 PORT = 29500  # free in every lab, because each has its own network
-BURST = (
-    131072  # bytes: below the largest segment of 68 KB a link halves its rate, a large one lets whole messages through
-)
-BURST_ABOVE, BURST_SECONDS = 2.0, 1 / 250  # Gbit/s; above, a link needs a burst that lasts for one tick of the kernel
-LEAST_TRUSTED, TRUSTED = 0.1, ((4, 5.0), (8, 2.5), (16, 1.0))  # Gbit/s that two cores carried for up to so many workers
-DELAY_TRUSTED = (0.5, 10.0)  # milliseconds that were checked
-ON_THEIR_WAY = 2.5  # megabytes of one connection that its buffers allow, as the kernel sizes them
-LAST_LINES = 1.0  # seconds to pass on what is left; a worker's child that lives on holds its output open
-SET_UP, GRACE = 30.0, 10.0  # seconds that one program may take to make the network; that workers have after SIGTERM
+# Bytes. A burst below the largest segment of 68 KB halves the rate of a link; a large burst passes whole messages.
+BURST = 131072
+BURST_ABOVE, BURST_SECONDS = (
+    2.0,
+    1 / 250,
+)  # Gbit/s above which the burst must cover one tick of the kernel, and its seconds
+# Verified range in Gbit/s on two cores: the minimum, and the maximum for up to 4, 8 and 16 workers.
+LEAST_TRUSTED, TRUSTED = 0.1, ((4, 5.0), (8, 2.5), (16, 1.0))
+DELAY_TRUSTED = (0.5, 10.0)  # verified range in milliseconds
+IN_FLIGHT = 2.5  # megabytes in flight per connection, as allowed by the kernel's default buffers
+LAST_LINES = 1.0  # seconds to forward remaining output; a surviving child of a worker keeps the pipe open
+SET_UP, GRACE = 30.0, 10.0  # seconds for one program that sets up the network; for workers after SIGTERM
 BAD_INPUT, TIMED_OUT, INTERRUPTED, TERMINATED = 2, 124, 130, 143
 DELAY_LINE = Path(__file__).resolve().with_name("delay_line.py")
 
@@ -89,12 +92,10 @@ class Lab:
             return None
         if not least <= self.delay_ms <= most:
             return f"delays were verified from {least:g} to {most:g} ms; {self.delay_ms:g} ms may differ"
-        carried = 8 * ON_THEIR_WAY / (2 * self.delay_ms)
+        carried = 8 * IN_FLIGHT / (2 * self.delay_ms)
         if math.isinf(self.gbit) or self.gbit <= carried:
             return None
-        return (
-            f"a connection has about {ON_THEIR_WAY} MB in flight, which at {self.delay_ms:g} ms is {carried:.2g} Gbit/s"
-        )
+        return f"a connection has about {IN_FLIGHT} MB in flight, which at {self.delay_ms:g} ms is {carried:.2g} Gbit/s"
 
     def shaping(self, device: str) -> list[str]:
         """Lines for ``tc`` that limit the outgoing traffic of a device."""
@@ -178,7 +179,7 @@ def attempt(words: Sequence[str], lines: Sequence[str] = ()) -> subprocess.Compl
     try:
         return subprocess.run(command, input=text, capture_output=True, text=True, timeout=SET_UP, check=False)
     except subprocess.TimeoutExpired as error:
-        raise LabError(f"{' '.join(words)} did not end within {SET_UP:g} s; check the load of this machine") from error
+        raise LabError(f"{' '.join(words)} timed out after {SET_UP:g} s; check the load of this machine") from error
 
 
 def call(words: Sequence[str], lines: Sequence[str] = ()) -> str:
@@ -200,18 +201,18 @@ def traffic(rank: int) -> Traffic:
 
 
 def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
-    """Sets up the network, runs the workers, and reports the counts.
+    """Sets up the network, runs the workers, and reports the traffic.
 
     Args:
-        lab: which network.
-        command: of the workers.
-        file: for the report as JSON.
+        lab: Description of the network.
+        command: Command of the workers.
+        file: File for the report as JSON, or ``None``.
 
     Returns:
         The exit code.
 
     Raises:
-        LabError: if the network cannot be made.
+        LabError: if the network cannot be set up.
     """
     call(["mount", "-t", "tmpfs", "netlab", "/run"])
     for words, lines in lab.wiring():
@@ -227,9 +228,9 @@ def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
     ]
     print(table(counted), file=sys.stderr, flush=True)
     if delay_line and (lost := sum(dropped(rank) for rank in range(lab.workers))):
-        print(f"warning: the delay line had no room for {lost} packets and dropped them", file=sys.stderr, flush=True)
+        print(f"warning: full queues of the delay line dropped {lost} packets", file=sys.stderr, flush=True)
     if file:
-        # spardl brings torch along: seconds that only who wants a file shall wait for.
+        # Importing spardl imports torch, which takes seconds.
         from spardl.basics.files import write_atomically  # noqa: PLC0415
 
         write_atomically(Path(file), (json.dumps(report(lab, counted, seconds, code), indent=2) + "\n").encode())
@@ -255,7 +256,7 @@ def start_delay_line(lab: Lab) -> subprocess.Popen[str]:
     """Delays packets to the workers in a process that lives as long as the lab.
 
     Raises:
-        LabError: if that cannot be.
+        LabError: if the delay line cannot start.
     """
     names = [namespace(rank) for rank in range(lab.workers)]
     line = subprocess.Popen(
@@ -282,30 +283,32 @@ def dropped(rank: int) -> int:
 
 
 def supervise(lab: Lab, command: Sequence[str], delay_line: subprocess.Popen[str] | None) -> int:
-    """Runs a command in each namespace; terminates all if one fails, at the timeout, or without launcher or delay line.
+    """Runs a command in each namespace.
+
+    All workers are terminated if one fails, at the timeout, or when the launcher or the delay line ends.
 
     Returns:
-        The exit code of the first that failed, or 0.
+        The exit code of the first process that failed, or 0.
     """
     ended: queue.SimpleQueue[Ended] = queue.SimpleQueue()
     limit = time.monotonic() + lab.timeout
-    _beside(_watch_lifeline, ended)
+    _in_thread(_watch_lifeline, ended)
     if delay_line:
-        _beside(_watch, "the delay line", delay_line, ended)
+        _in_thread(_watch, "the delay line", delay_line, ended)
     workers = [start(lab, rank, command) for rank in range(lab.workers)]
-    relays = [_beside(_relay, rank, worker.stdout) for rank, worker in enumerate(workers) if worker.stdout]
+    relays = [_in_thread(_relay, rank, worker.stdout) for rank, worker in enumerate(workers) if worker.stdout]
     for rank, worker in enumerate(workers):
-        _beside(_watch, f"worker {rank}", worker, ended)
+        _in_thread(_watch, f"worker {rank}", worker, ended)
     code = 0
     try:
         for _ in workers:
             who, code = ended.get(timeout=max(0.0, limit - time.monotonic()))
             if code:
-                print(f"error: {who} ended with exit code {code}; ending all workers", file=sys.stderr, flush=True)
+                print(f"error: {who} ended with exit code {code}; terminating all workers", file=sys.stderr, flush=True)
                 break
     except queue.Empty:
         code = TIMED_OUT
-        print(f"error: no end after {lab.timeout:g} s; --timeout allows more", file=sys.stderr, flush=True)
+        print(f"error: workers did not end within {lab.timeout:g} s; raise --timeout", file=sys.stderr, flush=True)
     end(workers)
     limit = time.monotonic() + LAST_LINES
     for thread in relays:
@@ -338,7 +341,7 @@ def end(workers: Sequence[subprocess.Popen[bytes]]) -> None:
             worker.wait(timeout=GRACE)
 
 
-def _beside(function: Any, *arguments: Any) -> threading.Thread:
+def _in_thread(function: Any, *arguments: Any) -> threading.Thread:
     thread = threading.Thread(target=function, args=arguments, daemon=True)
     thread.start()
     return thread

@@ -1,1 +1,1 @@
-"""Sweeps of train.py as jobs: composed and checked, sent to Slurm or run here, and looked after."""
+"""Submission of train.py sweeps as jobs: composition, checks, execution on Slurm or locally, and states."""

@@ -26,7 +26,7 @@ from spardl.basics.errors import ConfigError
 __all__ = ["Slurm", "sbatch_parameters"]
 
 ROOT = Path(__file__).resolve().parents[2]
-# Seconds for Slurm's commands, and for ranks that are left when the first has ended.
+# Timeouts in seconds: commands of Slurm, and remaining ranks after the first one ended.
 _ANSWER, _LEAVE = 60, 60
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"})
 
@@ -54,15 +54,16 @@ class Slurm(Place):
             for number, job in zip(numbers, jobs, strict=True):
                 log = os.path.relpath(job.paths.stdout, submission.folder)
                 entries[number] = Entry(entries[number].words, entries[number].id, tasks, job.job_id, log)
-            submission = submission.with_entries(entries)  # what is in the queue is written down before more is
-            print(_told(site, tasks, jobs[0].job_id, len(jobs)), flush=True)
+            # Record each array before the next one is submitted, so that an interruption loses at most one.
+            submission = submission.with_entries(entries)
+            print(_submitted(site, tasks, jobs[0].job_id, len(jobs)), flush=True)
         for entry in submission.entries:
             print(f"  {entry.job}  {entry.id}  {submission.label(entry)}")
         print(submission.headline, flush=True)
         return 0
 
     def recover(self, submission: Submission) -> Submission:
-        """Finds an array whose batch file is in the submission's folder, and that has no record."""
+        """Records an array in the queue that is not in the record of the submission."""
         numbers = next((each for _, each in _arrays(submission) if not submission.entries[each[0]].job), None)
         done = _ask("squeue", "--noheader", "--me", "--format=%F|%o") if numbers else None
         if done is None or numbers is None or done.returncode:
@@ -100,7 +101,7 @@ class Slurm(Place):
 
 
 def _arrays(submission: Submission) -> list[tuple[int, list[int]]]:
-    """The number of tasks of each array, and the numbers of its entries, in the order of submission."""
+    """Number of tasks and indices of the entries of each array, in the order of submission."""
     sizes: defaultdict[int, list[int]] = defaultdict(list)
     for number, entry in enumerate(submission.entries):
         sizes[entry.tasks].append(number)
@@ -111,7 +112,7 @@ def _array(folder: Path, site: Site, tasks: int, entries: Sequence[Entry]) -> li
     try:
         executor = submitit.SlurmExecutor(folder)
         executor.update_parameters(**sbatch_parameters(site, tasks))
-        with redirect_stderr(io.StringIO()):  # submitit repeats there what its error says
+        with redirect_stderr(io.StringIO()):  # submitit also prints its error to stderr
             jobs: list[submitit.Job[None]] = executor.map_array(task.run, [entry.words for entry in entries])
     except (FailedJobError, FailedSubmissionError, subprocess.SubprocessError, ValueError) as error:
         raise ConfigError(f"sbatch refused the jobs: {_sbatch_said(error)}; see slurm/site.yaml") from error
@@ -124,11 +125,11 @@ def _sbatch_said(error: Exception) -> str:
 
 
 def sbatch_parameters(site: Site, tasks: int) -> dict[str, Any]:
-    """What submitit is to write into the batch file.
+    """Parameters of submitit for the batch file.
 
     Args:
-        site: the settings.
-        tasks: processes of each job.
+        site: Settings of the site.
+        tasks: Number of processes of each job.
     """
     nodes = site.nodes(tasks)
     optional = {"partition": site.partition, "account": site.account, "qos": site.qos, "mem": site.memory}
@@ -144,7 +145,7 @@ def sbatch_parameters(site: Site, tasks: int) -> dict[str, Any]:
         "stderr_to_stdout": True,
         "setup": _setup(site),
         "teardown": [shlex.join(["exec", "bash", str(ROOT / "slurm" / "after.sh")]) + f' "$?" {site.requeues}'],
-        # When one rank has failed, the others end by themselves, with a reason; so do those that were asked to stop.
+        # Remaining ranks end on their own and report a reason, so srun must not kill them when one rank fails.
         "srun_args": ["--kill-on-bad-exit=0", f"--wait={_LEAVE}", "--open-mode=append"],
         "additional_parameters": {
             "ntasks": tasks,
@@ -158,7 +159,7 @@ def sbatch_parameters(site: Site, tasks: int) -> dict[str, Any]:
 
 
 def _setup(site: Site) -> list[str]:
-    # The job runs this checkout, whatever its Python has installed.
+    # The job must run this checkout even if another version is installed.
     found = [*site.setup, f"export PYTHONPATH={shlex.quote(str(ROOT))}${{PYTHONPATH:+:$PYTHONPATH}}"]
     if site.stage_from is not None:
         stage = shlex.quote(str(ROOT / "slurm" / "stage.sh"))
@@ -166,7 +167,7 @@ def _setup(site: Site) -> list[str]:
     return found
 
 
-def _told(site: Site, tasks: int, job: str, runs: int) -> str:
+def _submitted(site: Site, tasks: int, job: str, runs: int) -> str:
     whole, nodes = job.partition("_")[0], site.nodes(tasks)
     shape = f"{tasks} task{'s' * (tasks > 1)} on {nodes} node{'s' * (nodes > 1)}"
     if runs == 1:
@@ -175,7 +176,7 @@ def _told(site: Site, tasks: int, job: str, runs: int) -> str:
 
 
 def _states(job: str) -> dict[str, Queued] | None:
-    """States of a job, or of all jobs in an array; ``None`` if the queue does not answer."""
+    """States of a job or of all jobs in an array; ``None`` if the queue does not answer."""
     done = _ask("squeue", "--noheader", "--array", "--format=%i|%T", f"--jobs={job}")
     if done is None:
         return None

@@ -1,4 +1,4 @@
-"""Runs on this machine: a few at a time, supervised by the foreground process."""
+"""Executes runs on this machine, a few at a time, supervised by the foreground process."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ __all__ = ["Here"]
 
 TRAIN = Path(__file__).resolve().parents[2] / "train.py"
 FAILED, INTERRUPTED = 1, 130
-# Seconds between two looks, for a run to save a checkpoint and leave, and for one that is told to end at once.
+# Seconds between polls, for a run to save a checkpoint after SIGTERM, and for a run to end after SIGINT.
 _EVERY, _LEAVE, _END = 0.1, 120.0, 10.0
-# Seconds for a run that was just started to write its process id.
+# Seconds for a new run to write its process id.
 _WRITTEN = 10.0
 
 
@@ -38,25 +38,29 @@ class _Going(NamedTuple):
 
 
 class Here(Place):
-    """Runs as child processes, each with its log.
+    """Executes runs as child processes, each with its own log.
 
-    A run locks the file of its id for as long as any process of it lives, so no other submission to the same folder
-    starts it meanwhile, and ``cancel`` finds it even if the process that started it was killed.
+    All processes of a run hold a lock on the file of its id. Other submissions to the same folder therefore do not
+    start it again, and ``cancel`` finds it even if the process that started it was killed.
     """
 
     name: ClassVar[str] = "here"
     attached: ClassVar[bool] = True
 
     def check(self) -> None:
-        """Always available."""
+        """Does nothing: this machine is always available."""
 
     def submit(self, submission: Submission) -> int:
-        """Stays until all runs have ended; one that fails is nothing to the others; see :meth:`Place.submit`."""
+        """Executes all runs and waits for them; a failed run does not stop the others.
+
+        Returns:
+            The exit code.
+        """
         entries = [replace(entry, job=str(n), log=f"{n}.txt") for n, entry in enumerate(submission.entries, 1)]
         submission = submission.with_entries(entries)
         with ExitStack() as stack:
             lock = _hold(_lock_file(submission))
-            assert lock is not None, "nobody else knows this submission yet"
+            assert lock is not None, "a new submission is not locked by another process"
             stack.callback(os.close, lock)
             os.pwrite(lock, str(os.getpid()).encode(), 0)
             stack.enter_context(_terminable())
@@ -85,12 +89,12 @@ def _lock_file(submission: Submission) -> Path:
 
 
 def _hold(path: Path) -> int | None:
-    """Locks a file until every process that has the returned descriptor closes it; ``None`` if another one holds it."""
+    """Locks a file; returns the descriptor that holds the lock, or ``None`` if another process holds it."""
     descriptor = os.open(path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
     if not lock_free(descriptor):
         os.close(descriptor)
         return None
-    os.ftruncate(descriptor, 0)  # the process id of an earlier holder
+    os.ftruncate(descriptor, 0)  # remove the process id of an earlier holder
     return descriptor
 
 
@@ -104,10 +108,10 @@ def _is_held(path: Path) -> bool:
 
 
 def _holder(path: Path) -> int | None:
-    """The process id in a file, if it is locked.
+    """Process id in a lock file, or ``None`` if it is not locked.
 
     Raises:
-        ConfigError: if it is locked, and its holder does not write the process id in time.
+        ConfigError: if the process that holds the lock does not write its id in time.
     """
     until = time.monotonic() + _WRITTEN
     while _is_held(path):
@@ -120,7 +124,7 @@ def _holder(path: Path) -> int | None:
 
 
 def _terminate(pid: int) -> None:
-    """Sends SIGTERM to a run or to the foreground, or if that process has died, to what is left of its group."""
+    """Sends SIGTERM to a process, or to the rest of its process group if it has died."""
     with suppress(ProcessLookupError):
         if _has_died(pid):
             os.killpg(pid, signal.SIGTERM)
@@ -130,7 +134,7 @@ def _terminate(pid: int) -> None:
 
 def _has_died(pid: int) -> bool:
     try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # nobody collects it
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # a zombie
     except FileNotFoundError:
         return True
 
@@ -168,10 +172,10 @@ def _start(submission: Submission, number: int, going: list[_Going], environment
     entry = submission.entries[number]
     lock = _hold(submission.run_lock(entry))
     if lock is None:
-        _skip(submission, number, "another submission runs it at the moment")
+        _skip(submission, number, "another submission is running it")
         return
     try:
-        if standing(submission, entry, {}).state == FINISHED:  # by another submission, while this one waited
+        if standing(submission, entry, {}).state == FINISHED:  # another submission may have finished it meanwhile
             _skip(submission, number, "another submission has finished it")
             return
         with (submission.folder / str(entry.log)).open("ab") as log:
@@ -182,9 +186,9 @@ def _start(submission: Submission, number: int, going: list[_Going], environment
                 stdout=log,
                 stderr=log,
                 pass_fds=[lock],
-                # This process may be killed at any moment, and cancel needs the number: the run writes it itself.
+                # The run writes its process id itself: cancel needs it even if this process is killed right now.
                 preexec_fn=partial(_write_own_id, lock),  # noqa: PLW1509 - one system call, in a process without threads
-                start_new_session=True,  # Ctrl-C comes here first, and is passed on in order
+                start_new_session=True,  # only this process receives Ctrl-C; it signals the runs itself
             )
         going.append(_Going(number, process))
     except OSError as error:
@@ -211,7 +215,7 @@ def _ended(submission: Submission, one: _Going) -> bool:
 
 
 def _stop(submission: Submission, going: Sequence[_Going]) -> None:
-    _tell("stopping: runs save a checkpoint and leave; Ctrl-C again ends them at once", sys.stderr)
+    _tell("stopping: runs save a checkpoint and exit; press Ctrl-C again to end them immediately", sys.stderr)
     try:
         _signal(going, signal.SIGTERM)
         _await_end(going, _LEAVE)
@@ -249,5 +253,5 @@ def _say(submission: Submission, number: int, what: str) -> None:
 
 
 def _tell(text: str, stream: TextIO) -> None:
-    with suppress(OSError):  # a reader that has left is no reason to end runs
+    with suppress(OSError):  # a closed pipe must not end the runs
         print(text, file=stream, flush=True)

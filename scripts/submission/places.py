@@ -21,11 +21,11 @@ class Queued(Enum):
 
 
 class Place(ABC):
-    """Executes jobs.
+    """A place that executes jobs.
 
     Attributes:
-        name: as records have it.
-        attached: whether :meth:`submit` stays until all runs have ended.
+        name: Name in records.
+        attached: Whether :meth:`submit` waits until all runs have ended.
     """
 
     name: ClassVar[str]
@@ -36,7 +36,7 @@ class Place(ABC):
         """Checks that the place is available.
 
         Raises:
-            ConfigError: if not.
+            ConfigError: if it is not available.
         """
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Place(ABC):
             The exit code.
 
         Raises:
-            ConfigError: if it refuses them.
+            ConfigError: if the place refuses the runs.
         """
 
     def recover(self, submission: Submission) -> Submission:
@@ -67,5 +67,5 @@ class Place(ABC):
         """Cancels waiting and running jobs.
 
         Raises:
-            ConfigError: if it cannot.
+            ConfigError: if the jobs cannot be cancelled.
         """

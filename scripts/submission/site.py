@@ -18,33 +18,35 @@ from spardl.basics.files import read_yaml
 __all__ = ["DEFAULT", "SITE", "Site", "changed", "read_site"]
 
 DEFAULT = Path(__file__).resolve().parents[2] / "slurm" / "site.yaml"
-SITE = "site."  # what words of the command line that are settings begin with
+SITE = "site."  # prefix of settings on the command line
 
 
 @dataclass
 class Site:
-    """Settings of ``slurm/site.yaml``; none of them can change a run's result.
+    """Settings of ``slurm/site.yaml``, which do not affect the results of runs.
+
+    ``None`` selects the default of the cluster.
 
     Attributes:
-        partition: queue; ``None`` for the cluster's default. So for account, qos and memory.
-        account: who pays.
-        qos: quality of service.
-        time: minutes that a job may take before it is stopped and, if it can go on, put into the queue again.
-        at_once: runs of a sweep at the same time.
-        workers_per_node: most workers on one node.
-        cpus_per_worker: processors for each.
-        gpus_per_worker: GPUs for each.
-        memory: of each node, as ``16G``.
-        signal_seconds: before the time limit, for the last step and the checkpoint.
-        requeues: how often a job may put itself into the queue again.
-        setup: lines of shell before the workers start, as ``module load cuda``.
-        stage_from: folder of data that every node copies to its own disk first.
-        stage_to: where the copy is, and SPARDL_DATA leads; the shell expands variables such as $TMPDIR. A copy that
-            is there already is used.
-        options: more long options of sbatch, without their dashes.
+        partition: Queue of the jobs.
+        account: Account that is charged.
+        qos: Quality of service.
+        time: Time limit of a job in minutes; an unfinished run that can resume is requeued.
+        at_once: Maximum number of concurrent runs of a sweep.
+        workers_per_node: Maximum number of workers on one node.
+        cpus_per_worker: Number of processors per worker.
+        gpus_per_worker: Number of GPUs per worker.
+        memory: Memory per node, for example ``16G``.
+        signal_seconds: Seconds before the time limit, reserved for the last step and the checkpoint.
+        requeues: How many times a job may requeue itself.
+        setup: Shell commands to run before the workers start, for example ``module load cuda``.
+        stage_from: Folder of data that each node copies to its local disk first.
+        stage_to: Folder of the copy and value of SPARDL_DATA; the shell expands variables such as $TMPDIR. An existing
+            copy is reused.
+        options: Further long options of sbatch, without leading dashes.
 
     Raises:
-        ConfigError: if a value is out of range, or only one half of a pair is there.
+        ConfigError: if a value is out of range, or only one of stage_from and stage_to is set.
     """
 
     partition: str | None = None
@@ -93,8 +95,8 @@ def read_site(file: Path, words: Sequence[str]) -> Site:
     """Reads the settings of the site.
 
     Args:
-        file: YAML.
-        words: ``site.KEY=VALUE`` of the command line, which win.
+        file: YAML file with the settings.
+        words: Overrides ``site.KEY=VALUE`` from the command line.
 
     Raises:
         ConfigError: if the file cannot be read, or a setting is unknown or wrong.
@@ -107,11 +109,11 @@ def read_site(file: Path, words: Sequence[str]) -> Site:
 
 
 def changed(settings: Any, words: Sequence[str]) -> Site:
-    """Settings with those of the command line.
+    """Applies overrides of the command line to settings.
 
     Args:
-        settings: names and values.
-        words: ``site.KEY=VALUE``, which win.
+        settings: Settings by name.
+        words: Overrides ``site.KEY=VALUE``.
 
     Raises:
         ConfigError: if a setting is unknown or wrong.
@@ -122,6 +124,6 @@ def changed(settings: Any, words: Sequence[str]) -> Site:
     except (OmegaConfBaseException, YAMLError) as error:
         key = getattr(error, "full_key", None)
         where = f"site.{key}: " if key else "site: "
-        raise ConfigError(f"{where}{str(error).splitlines()[0]}; the settings are in {DEFAULT.name}") from error
+        raise ConfigError(f"{where}{str(error).splitlines()[0]}; see the settings in {DEFAULT.name}") from error
     assert isinstance(site, Site)
     return site

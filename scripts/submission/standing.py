@@ -1,4 +1,4 @@
-"""State of runs: from their folders, otherwise from the queue, otherwise from their logs."""
+"""State of runs, determined from their folders, the queue and their logs."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["FINISHED", "GOOD", "Standing", "standing"]
 
 FINISHED, RUNNING, QUEUED = "finished", "running", "queued"
 GOOD = frozenset({FINISHED, RUNNING, QUEUED})
-# Bytes searched at the end of logs and metrics.
+# Bytes to search at the end of logs and metrics.
 _END = 1 << 20
 # Errors of train.py come first, because Slurm only adds that a task has ended.
 _STOPPED = re.compile(r"^stopped(?:, as asked,| on request) (.*)", re.MULTILINE)
@@ -29,10 +29,10 @@ class Standing(NamedTuple):
     """State of one run.
 
     Attributes:
-        state: finished, running, queued, failed, stopped, interrupted, died, not begun, or unknown.
-        note: a result, a step, or a reason.
-        live: whether its job waits or runs.
-        folder: the run's, if there is one.
+        state: One of finished, running, queued, failed, stopped, interrupted, died, not begun, unknown.
+        note: The result, the last step, or the reason of the state.
+        live: Whether the job is waiting or running.
+        folder: Folder of the run, or ``None``.
     """
 
     state: str
@@ -45,9 +45,9 @@ def standing(submission: Submission, entry: Entry, queue: Mapping[str, Queued]) 
     """Determines the state of a run.
 
     Args:
-        submission: whose run it is.
-        entry: the run.
-        queue: what the place knows of its jobs.
+        submission: Submission that contains the run.
+        entry: Entry of the run.
+        queue: States of the jobs in the queue.
     """
     queued = queue.get(entry.job or "")
     run = _run(submission, entry)
@@ -60,14 +60,14 @@ def standing(submission: Submission, entry: Entry, queue: Mapping[str, Queued]) 
         state, note = _GONE.get(status, _never_began)(run, summary, submission.log(entry))
         return Standing(state, note, False, folder)
     if queued is Queued.UNKNOWN:
-        return Standing(status or "unknown", "the queue cannot be asked", True, folder)
+        return Standing(status or "unknown", "the queue does not answer", True, folder)
     if queued is Queued.WAITING:
         return Standing(QUEUED, str(summary.get("reason") or _progress(run)), True, folder)
     return Standing(RUNNING, _progress(run) if status == RUNNING else "starting", True, folder)
 
 
 def _run(submission: Submission, entry: Entry) -> Run | None:
-    """Folder of a run: a finished one unless it was to be repeated, otherwise the newest."""
+    """Finished run of an entry, otherwise the newest; with force, only runs since the submission."""
     runs = runs_of(submission.outputs, entry.id)
     if submission.force:
         runs = [run for run in runs if _touched(run) >= submission.since]
@@ -98,7 +98,7 @@ def _last_step(run: Run) -> int | None:
     return None
 
 
-def _told(state: str) -> Callable[[Run | None, Mapping[str, Any], Path | None], tuple[str, str]]:
+def _with_reason(state: str) -> Callable[[Run | None, Mapping[str, Any], Path | None], tuple[str, str]]:
     def tell(run: Run | None, summary: Mapping[str, Any], log: Path | None) -> tuple[str, str]:
         return state, str(summary.get("reason") or _last_error(log) or _progress(run))
 
@@ -117,11 +117,11 @@ def _never_began(run: Run | None, summary: Mapping[str, Any], log: Path | None) 
     return ("stopped", stops[-1]) if stops else ("failed", _last_error(log) or "it ended before it began")
 
 
-# By status in the summary of a run that no process works on.
+# State and note of a run without a job, by the status in its summary.
 _GONE = {
-    "failed": _told("failed"),
-    "stopped": _told("stopped"),
-    "interrupted": _told("interrupted"),
+    "failed": _with_reason("failed"),
+    "stopped": _with_reason("stopped"),
+    "interrupted": _with_reason("interrupted"),
     RUNNING: _died,
 }
 

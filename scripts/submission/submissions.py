@@ -28,7 +28,7 @@ __all__ = [
     "submitting",
 ]
 
-# What every job's words have besides those that were typed. A job is one run, even of a configuration that is a sweep.
+# Words added to every command line. A job is a single run even if the configuration defines a sweep.
 ADDED = ("resume=auto", "hydra.mode=RUN")
 _FOLDER, _RECORD = ".submissions", "submission.json"
 _WAY_OUT = "delete its folder, or name another submission"
@@ -47,11 +47,11 @@ class Entry:
     """One run of a submission.
 
     Attributes:
-        words: for train.py.
-        id: the run's id.
-        tasks: processes to start; see :class:`~scripts.submission.sweeps.Planned`.
-        job: who runs it: Slurm's job id, or a number; ``None`` while nobody does.
-        log: what it prints; relative to the submission's folder.
+        words: Arguments of train.py.
+        id: Run id.
+        tasks: Number of processes to start; see :class:`~scripts.submission.sweeps.Planned`.
+        job: Job id of Slurm, or a number for local runs; ``None`` before the submission.
+        log: Log file, relative to the folder of the submission.
     """
 
     words: tuple[str, ...]
@@ -66,13 +66,13 @@ class Submission:
     """Runs that were submitted together.
 
     Attributes:
-        folder: its own, with the logs.
-        place: who runs them: a key of ``PLACES``.
-        outputs: where the runs' folders are.
-        since: seconds since 1970 when it was made.
-        force: whether runs that had been finished before run again.
-        site: the settings, as plain data.
-        entries: the runs.
+        folder: Folder of the record and the logs.
+        place: Place that executes the runs, a key of ``PLACES``.
+        outputs: Folder of the run folders.
+        since: Time of the submission in seconds since 1970.
+        force: Whether to repeat runs that were already finished.
+        site: Settings of the site as plain data.
+        entries: Entries of the runs.
     """
 
     folder: Path
@@ -102,19 +102,19 @@ class Submission:
         return self.folder.parent / f".run-{entry.id}.lock"
 
     def label(self, entry: Entry) -> str:
-        """Words that distinguish a run from the others; all words if it is the only one."""
+        """Words that distinguish a run from the others; all typed words if it is the only one."""
         alike = set.intersection(*(set(other.words) for other in self.entries))
         kept = alike & set(ADDED) if len(self.entries) == 1 else alike
         return " ".join(word for word in entry.words if word not in kept)
 
     def with_entries(self, entries: Sequence[Entry]) -> Submission:
-        """The submission with other entries, after writing its record."""
+        """Replaces the entries and writes the record."""
         changed = replace(self, entries=tuple(entries))
         changed.write()
         return changed
 
     def discard(self) -> None:
-        """Deletes the submission, which no place accepted."""
+        """Deletes a submission that no place accepted."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def write(self) -> None:
@@ -128,11 +128,11 @@ def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
     """Prevents other processes from submitting runs to the same folder at the same time.
 
     Args:
-        outputs: where the runs are.
-        patience: seconds to wait for another process.
+        outputs: Folder of the runs.
+        patience: Maximum time to wait for another process, in seconds.
 
     Raises:
-        ConfigError: if the folder cannot be made, or another process has been submitting for so long.
+        ConfigError: if the folder cannot be created, or another process holds the lock for longer.
     """
     folder, until = outputs / _FOLDER, time.monotonic() + patience
     try:
@@ -153,7 +153,7 @@ def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
 
 
 def lock_free(descriptor: int) -> bool:
-    """Locks an open file unless another process holds it; the lock ends when all copies of the descriptor close."""
+    """Tries to lock an open file; the lock ends when all copies of the descriptor are closed."""
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -170,10 +170,10 @@ def _unusable(outputs: Path, error: OSError) -> ConfigError:
 def new_submission(
     outputs: Path, place: str, force: bool, site: dict[str, Any], entries: Sequence[Entry]
 ) -> Submission:
-    """Creates a new folder, and writes the record.
+    """Creates a submission with a new folder and writes its record.
 
     Raises:
-        ConfigError: if the folder cannot be made.
+        ConfigError: if the folder cannot be created.
     """
     since = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(since))
@@ -195,26 +195,26 @@ def new_submission(
 
 
 def near(path: Path) -> Path:
-    """The path relative to the working directory, if that is shorter."""
+    """Path relative to the working directory if it is inside, otherwise unchanged."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
 def find_submission(outputs: Path, name: str | None) -> Submission:
-    """Reads a submission's record.
+    """Reads the record of a submission.
 
     Args:
-        outputs: where the runs are.
-        name: of its folder; ``None`` for the newest.
+        outputs: Folder of the runs.
+        name: Name of the submission; ``None`` for the newest.
 
     Raises:
-        ConfigError: if there is none, or its record is broken.
+        ConfigError: if the submission does not exist, or its record is invalid.
     """
     root = outputs / _FOLDER
     if name and (root / name / _RECORD).exists():
         return _read(root / name)
     found, faults = all_submissions(outputs)
     if not found and not faults:
-        raise ConfigError(f"no submissions in {outputs}; give another folder with --outputs")
+        raise ConfigError(f"no submissions in {outputs}; pass another folder with --outputs")
     if name:
         newest = f"; the newest is {found[-1].name}" if found else ""
         raise ConfigError(f"submission {name} does not exist in {root}{newest}")
@@ -229,7 +229,7 @@ def all_submissions(outputs: Path) -> tuple[list[Submission], dict[str, ConfigEr
     """Submissions with valid records, oldest first, and the errors of the others by name.
 
     Args:
-        outputs: where the runs are.
+        outputs: Folder of the runs.
     """
     found, faults = list[Submission](), dict[str, ConfigError]()
     for record in sorted((outputs / _FOLDER).glob(f"*/{_RECORD}")):
@@ -250,25 +250,25 @@ def _read(folder: Path) -> Submission:
     """Reads one record.
 
     Raises:
-        ConfigError: if it cannot be read, or a field is missing or of another type.
+        ConfigError: if the record cannot be read, or a field is missing or has another type.
     """
     path = folder / _RECORD
     try:
         return _parsed(read_json(path), folder)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"the record {path} cannot be read: {error}; {_WAY_OUT}") from error
+        raise ConfigError(f"cannot read record {path}: {error}; {_WAY_OUT}") from error
     except (LookupError, TypeError) as error:
-        reason = f"it lacks {error}" if isinstance(error, KeyError) else first_line(error)
-        raise ConfigError(f"the record {path} is not a submission ({reason}); {_WAY_OUT}") from error
+        reason = f"missing field {error}" if isinstance(error, KeyError) else first_line(error)
+        raise ConfigError(f"record {path} is not a submission ({reason}); {_WAY_OUT}") from error
 
 
 def _parsed(content: Any, folder: Path) -> Submission:
     for name, kind in _FIELDS.items():
         if not isinstance(content[name], kind):
-            raise TypeError(f"{name} is {content[name]!r}")
+            raise TypeError(f"field {name} has the value {content[name]!r}")
     entries = tuple(_entry(entry) for entry in content["entries"])
     if not entries:
-        raise TypeError("it has no entries")
+        raise TypeError("entries are missing")
     return Submission(**{**content, "folder": folder, "outputs": Path(content["outputs"]), "entries": entries})
 
 
@@ -277,5 +277,5 @@ def _entry(content: Any) -> Entry:
     texts = (*words, identity, *(each for each in (job, log) if each is not None))
     named = all(isinstance(text, str) for text in texts) and identity.isalnum()
     if not named or not isinstance(content["tasks"], int):
-        raise TypeError(f"the entry {content!r}")
+        raise TypeError(f"invalid entry {content!r}")
     return Entry(**{**content, "words": tuple(words)})

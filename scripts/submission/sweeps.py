@@ -33,12 +33,12 @@ class Planned:
     """One run to start.
 
     Attributes:
-        words: for train.py.
-        id: the run's id.
-        tasks: processes that somebody else is to start; a simulation is one, however many workers it has.
-        cluster: choice of ``cluster=``.
-        outputs: folder of all runs; absolute.
-        force: whether it runs again if it is finished.
+        words: Arguments of train.py.
+        id: Run id.
+        tasks: Number of processes to start; 1 for a simulation with any number of workers.
+        cluster: Choice of ``cluster=``.
+        outputs: Absolute path of the folder of all runs.
+        force: Whether to repeat a finished run.
     """
 
     words: tuple[str, ...]
@@ -50,15 +50,17 @@ class Planned:
 
 
 def expand(words: Sequence[str], multirun: bool) -> list[tuple[str, ...]]:
-    """Words of every run of a sweep, in the order of ``python train.py -m``; see :func:`scripts.choices.composing`.
+    """Expands a sweep into the arguments of its runs, in the order of ``python train.py -m``.
+
+    Call it inside :func:`scripts.choices.composing`.
 
     Args:
-        words: as typed.
-        multirun: whether ``-m`` was among them.
+        words: Arguments as typed.
+        multirun: Whether ``-m`` was given.
 
     Raises:
-        ConfigError: if a kind of sweep is asked for that Hydra's own sweeper refuses, too.
-        HydraException: if a word cannot be understood.
+        ConfigError: if a sweep is continuous, which Hydra's default sweeper does not support either.
+        HydraException: if an argument cannot be parsed.
     """
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     typed = parser.parse_overrides(list(words))
@@ -85,10 +87,10 @@ def _values(override: Override) -> list[str]:
 
 
 def plan(words: Sequence[str]) -> Planned:
-    """Composes and checks one run without loading data; see :func:`scripts.choices.composing`.
+    """Composes and checks one run without loading data; call it inside :func:`scripts.choices.composing`.
 
     Raises:
-        ConfigError: if its parts do not fit together, or a value is out of range.
+        ConfigError: if its parts are incompatible, or a value is out of range.
         HydraException: if a choice does not exist.
     """
     resume, mode = ADDED
@@ -116,7 +118,7 @@ def _launcher(plain: Mapping[str, Any]) -> Launcher:
     KINDS["cluster"].check("cluster", plain["cluster"])
     try:
         made: Launcher = instantiate(plain["cluster"], _convert_="all")
-    except Exception as error:  # Hydra wraps whatever a constructor raises
+    except Exception as error:  # Hydra wraps all exceptions of constructors
         cause = error.__cause__ or error
         raise cause if isinstance(cause, ConfigError) else ConfigError(f"cluster: {cause}") from error
     return made
@@ -127,10 +129,10 @@ def _named(words: Sequence[str], key: str) -> bool:
 
 
 def read_commands(file: Path) -> list[tuple[str, ...]]:
-    """Words of every run in a file of lines ``python train.py ...``, as scripts/reproduce.py writes them.
+    """Reads the arguments of runs from a file of lines ``python train.py ...``, as written by scripts/reproduce.py.
 
     Raises:
-        ConfigError: if it cannot be read, or a line is something else.
+        ConfigError: if the file cannot be read, or a line has another form.
     """
     try:
         lines = read_text(file, RECORD_BYTES).splitlines()

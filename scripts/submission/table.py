@@ -1,4 +1,4 @@
-"""How runs stand, as a table."""
+"""Table of the states of runs."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["print_table"]
 
 _COLOURS = {"finished": "green", "running": "cyan", "queued": "blue"}
 _OTHERWISE = "red"
-# A file or a pipe gets lines that are not broken.
+# Width for files and pipes, so that lines are not wrapped.
 _WIDE = 10_000
 
 
 def print_table(submission: Submission, found: Sequence[Standing]) -> None:
-    """Prints one line a run, and how many there are of each kind."""
+    """Prints one line per run and the number of runs in each state."""
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=_WIDE)

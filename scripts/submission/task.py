@@ -1,4 +1,4 @@
-"""What runs in each task of a job."""
+"""Entry point of each task of a job."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ __all__ = ["run"]
 
 
 def run(words: Sequence[str]) -> None:
-    """Is ``python train.py WORDS``, and ends the process with its exit code.
+    """Runs ``python train.py WORDS`` and ends the process with its exit code.
 
     Args:
-        words: of its command line.
+        words: Arguments of train.py.
     """
-    # A signal that comes while torch is imported would kill the task; train.py lets it in when it can answer.
+    # A signal during the import of torch would kill the task. train.py unblocks signals when it can handle them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     import train  # noqa: PLC0415 - slow, and only in the job
     from spardl.clusters.workers.processes import leave  # noqa: PLC0415

@@ -222,7 +222,7 @@ def test_an_order_needs_all_its_trainings() -> None:
 def test_an_exhibit_without_dense_training_cannot_judge_accuracies() -> None:
     alone = replace(exhibit_of(DIGITS), methods={"one": ("compressor=topka",)})
     with pytest.raises(KeyError, match="has no dense training"):
-        assert alone.twins
+        assert alone.dense_names
 
 
 @pytest.mark.parametrize(

@@ -51,7 +51,7 @@ def test_the_page_tells_what_became_of_a_claim() -> None:
         "| checked by construction | 0 | - |",
         "| checked by construction, overshoot | 1 | X: name |",
         "| X: name | much (table or figure number unknown; from memory, low certainty) | 3x (a) | checked by cons",
-        "\n## Why\n\n* **X: name**: far beyond what is published",
+        "\n## Why\n\n* **X: name**: far beyond the published figure",
         "judged only after at least 10/density synchronizations",
     ):
         assert words in page

@@ -166,7 +166,7 @@ def test_an_overshoot_is_flagged(name: str, words: Any, value: float) -> None:
     """The load that balancing gained 3.4x where 1.75x is published, and the scaling that dense training has, too."""
     found = bound(name, *words).judge(figures(value))
     assert found.label == "in the same direction, overshoot"
-    assert found.reason.startswith("far beyond what is published: ")
+    assert found.reason.startswith("far beyond the published figure: ")
     assert not bound(name, *words).judge(figures(*words)).overshoot
 
 

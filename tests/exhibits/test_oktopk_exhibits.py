@@ -82,7 +82,7 @@ def test_of_some_steps_only() -> None:
 
 def test_only_single_entries_are_selected() -> None:
     method = harness.dense()
-    with pytest.raises(ConfigError, match="compressor=none selects nothing"):
+    with pytest.raises(ConfigError, match="compressor=none does not send single entries"):
         watched.selection(method, Worker(0, 1), method.init_state(Layout.flat(4), torch.float32))
 
 

@@ -146,7 +146,7 @@ def test_a_profile_of_another_size_is_refused(given: Given) -> None:
         (labs.DEAR, wrong[1]),
         (spardl_lab.LAB_UPDATES, wrong[2]),
     ):
-        with pytest.raises(ConfigError, match=r"is of a model of 12 parameters, \w+ has [\d,]+; measure that one"):
+        with pytest.raises(ConfigError, match=r"has 12 parameters, \w+ has [\d,]+; measure \w+"):
             exhibit.with_passes(taken)
 
 

@@ -1,4 +1,4 @@
-"""Axes as all figures have them: few lines, few ticks, a logarithm where factors matter."""
+"""Common style of the axes of all figures, and logarithmic axes."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ TEXT, SMALL = 8, 7.5
 
 
 def check_drawing() -> None:
-    """Tells whether figures can be drawn, before the work that they are to show.
+    """Checks that figures can be drawn; call it before the work that they show.
 
     Raises:
-        ConfigError: if not.
+        ConfigError: if matplotlib is not installed.
     """
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib, which is not installed: pip install -e '.[report]'")
 
 
 def drawing(**more: Any) -> Any:
-    """A context in which matplotlib draws as all figures are drawn.
+    """Context with the matplotlib settings of all figures.
 
     Args:
-        more: further settings, with an underscore for each dot.
+        more: Further settings; the first underscore of a name stands for a dot.
     """
     from matplotlib import rc_context  # noqa: PLC0415 - only figures need it
 
@@ -47,13 +47,13 @@ def drawing(**more: Any) -> Any:
 
 
 def plain(axes: Any, across: str = "", up: str = "", grid: str = "both") -> None:
-    """Gives axes the look of the page.
+    """Applies the style of the page to axes.
 
     Args:
-        axes: matplotlib's.
-        across: what the axis from left to right shows.
-        up: what the other one shows; it is written above, where it can be read.
-        grid: which lines are drawn: ``x``, ``y`` or ``both``.
+        axes: Axes of matplotlib.
+        across: Label of the horizontal axis.
+        up: Label of the vertical axis; it is written horizontally above the axes, where it is easier to read.
+        grid: Grid lines to draw: ``x``, ``y`` or ``both``.
     """
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -67,12 +67,12 @@ def plain(axes: Any, across: str = "", up: str = "", grid: str = "both") -> None
 
 
 def logarithmic(axis: Any, values: Iterable[float], unit: str = "") -> None:
-    """Makes an axis one of factors.
+    """Makes an axis logarithmic.
 
     Args:
-        axis: matplotlib's, of x or of y.
-        values: what is drawn along it; only those above zero have a place there.
-        unit: behind each number.
+        axis: The x or y axis of matplotlib.
+        values: Values on this axis; the limits cover those that are positive and finite.
+        unit: Unit that follows each number.
     """
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator  # noqa: PLC0415 - only figures need it
 

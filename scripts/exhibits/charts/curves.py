@@ -14,13 +14,13 @@ from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
 
 __all__ = ["Band", "band", "draw_means", "key_of"]
 
-# Characters of a name that fit next to a line; longer names go to the legend.
+# Characters of a name that fit next to a line. Longer names go to the legend.
 LONG = 22
-# Lines that can have their names at their ends; more cross, and names would hide where.
+# Most lines that are labelled at their ends. More lines cross each other, and labels would hide the crossings.
 FEW = 6
-# Metrics of which a factor says more than a difference.
+# Metrics whose ratios are more informative than their differences.
 FACTORS = frozenset({"perplexity"})
-# Share of a training at its start that the axis may cut off, because late differences are small.
+# Share of a training at its start that the axis may cut off, because the late differences are small.
 START = 0.25
 
 
@@ -28,10 +28,10 @@ class Band(NamedTuple):
     """Statistics of several runs by evaluation.
 
     Attributes:
-        places: mean steps or seconds.
-        middle: mean values.
-        low: the least values.
-        high: the most.
+        places: Mean steps or seconds.
+        middle: Mean values.
+        low: Minimum values.
+        high: Maximum values.
     """
 
     places: Sequence[float]
@@ -41,11 +41,11 @@ class Band(NamedTuple):
 
 
 def band(curves: Sequence[Curve], clock: str) -> Band:
-    """Puts runs together at the steps that all of them were evaluated at.
+    """Aggregates runs at the steps at which all of them were evaluated.
 
     Args:
-        curves: of at least one run.
-        clock: ``steps`` or ``seconds``.
+        curves: Curves of at least one run.
+        clock: Field for the horizontal axis: ``steps`` or ``seconds``.
     """
     common = set.intersection(*(set(curve.steps) for curve in curves))
     rows = []
@@ -58,7 +58,7 @@ def band(curves: Sequence[Curve], clock: str) -> Band:
 
 
 def key_of(names: Sequence[str]) -> dict[str, Look]:
-    """Entries of the legend; none if all names are next to their lines."""
+    """Entries of the legend; empty if all lines are labelled at their ends."""
     return looks(names) if len(names) > FEW or any(len(name) > LONG for name in names) else {}
 
 
@@ -73,17 +73,17 @@ def draw_means(
     ratios: bool = False,
     names: bool = True,
 ) -> None:
-    """Draws a line and a band for each method, with its name at the end unless that is long.
+    """Draws the mean of each method as a line, and its range as a band.
 
     Args:
-        axes: matplotlib's, to draw into.
-        curves: each method's runs, of those that finished.
-        clock: what the metric is drawn against, a field of :class:`Curve`.
-        across: what that is, for readers.
-        metric: its name.
-        target: a value of the metric to draw a line at.
-        ratios: whether the clock's axis is one of factors: twice as fast is equally far everywhere.
-        names: whether short ones stand beside their lines, if these are few; else a key must have them all.
+        axes: Axes of matplotlib to draw into.
+        curves: Finished runs of each method.
+        clock: Field of :class:`Curve` on the horizontal axis.
+        across: Label of the horizontal axis.
+        metric: Name of the metric.
+        target: Metric value at which to draw a horizontal line.
+        ratios: Whether the horizontal axis is logarithmic, so that equal speedups have equal widths.
+        names: Whether to label a few lines with short names at their ends; otherwise a legend must name them all.
     """
     styles = looks(curves)
     bands = {name: band(runs, clock) for name, runs in curves.items() if runs}
@@ -92,7 +92,7 @@ def draw_means(
         if not found.places:
             continue
         look = styles[name]
-        marker = look.marker if len(found.places) == 1 else None  # one point is no line
+        marker = look.marker if len(found.places) == 1 else None  # a single point draws no line
         axes.plot(found.places, found.middle, color=look.color, linestyle=look.dash, linewidth=1.5, marker=marker)
         axes.fill_between(found.places, found.low, found.high, color=look.color, alpha=0.14, linewidth=0)
         last = _last(found)
@@ -117,7 +117,7 @@ def draw_means(
 
 
 def _late(bands: Iterable[Band]) -> list[float]:
-    """The least values of what comes after the start of each training, as far as they are finite."""
+    """Finite minimum values after the start phase of each training."""
     return [
         low
         for found in bands
@@ -127,6 +127,6 @@ def _late(bands: Iterable[Band]) -> list[float]:
 
 
 def _last(found: Band) -> tuple[float, float] | None:
-    """The last point that is finite, if one is."""
+    """Last finite point, or ``None``."""
     points = [point for point in zip(found.places, found.middle, strict=True) if all(map(math.isfinite, point))]
     return points[-1] if points else None

@@ -1,4 +1,4 @@
-"""Fields of numbers: one for each place on two scales, with the number in it, and a colour that goes with it."""
+"""Heat maps of factors, with the number in each cell."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ __all__ = ["Fields", "draw_factors"]
 
 # Heights in inches: of a row, and of the margins.
 ROW, AROUND = 0.27, 0.65
-# Of a field: how far inside of it its frame is, and the line's width in points.
+# Frame of a cell: its distance from the edge as a share of the cell, and its line width in points.
 INSIDE, FRAME = 0.07, 1.8
 
 
 class Fields(NamedTuple):
-    """What is in the fields.
+    """Content of a heat map.
 
     Attributes:
-        values: rows from the top down, all above zero.
-        columns: what is written below each column.
-        rows: what is written beside each row.
-        framed: row and column of the fields that have a frame.
+        values: Rows from top to bottom; all values are above zero.
+        columns: Labels of the columns.
+        rows: Labels of the rows.
+        framed: Row and column of each cell with a frame.
     """
 
     values: Sequence[Sequence[float]]
@@ -33,13 +33,13 @@ class Fields(NamedTuple):
 
 
 def draw_factors(figure: Any, fields: Fields, words: tuple[str, str], span: tuple[float, float]) -> None:
-    """Draws factors: the same ratio is the same step of colour.
+    """Draws a heat map of factors with a logarithmic colour scale.
 
     Args:
-        figure: matplotlib's, to draw into.
-        fields: of one panel.
-        words: what the columns are, and the rows.
-        span: the least and the greatest factor of all panels that stand side by side.
+        figure: Figure of matplotlib to draw into.
+        fields: Content of the panel.
+        words: Labels of the horizontal and the vertical axis.
+        span: Smallest and largest factor of all adjacent panels, which share one colour scale.
     """
     from matplotlib.colors import LogNorm  # noqa: PLC0415 - only figures need it
 

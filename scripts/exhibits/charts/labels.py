@@ -1,4 +1,4 @@
-"""Labels next to lines, without overlaps, in place of a legend."""
+"""Labels at the ends of lines, placed without overlaps, and legends."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["End", "explain", "name_ends"]
 
 # Points between a line's end and its name, and between a name and the one below.
 GAP, AIR = 5.0, 1.5
-# Points that a name which was moved is further away, so that the line to it can be seen.
+# Additional distance in points of a label that was moved, so that its leader line is visible.
 ASIDE = 6.0
 
 
 class End(NamedTuple):
-    """Where a line ends.
+    """End of a line.
 
     Attributes:
-        name: of the line.
-        x: in the axes' data.
-        y: likewise.
-        color: of the line.
+        name: Name of the line.
+        x: Horizontal position in data coordinates.
+        y: Vertical position in data coordinates.
+        color: Colour of the line.
     """
 
     name: str
@@ -34,11 +34,11 @@ class End(NamedTuple):
 
 
 def name_ends(axes: Any, ends: Sequence[End]) -> None:
-    """Writes each line's name right of its end, as near as there is room; call it when all else is drawn.
+    """Labels each line to the right of its end; call it after everything else is drawn.
 
     Args:
-        axes: matplotlib's; its figure has a layout that makes room for texts.
-        ends: of all lines.
+        axes: Axes of matplotlib, in a figure whose layout adapts to texts.
+        ends: Ends of all lines.
     """
     behind = {"facecolor": palette.PAPER, "edgecolor": "none", "pad": 0.6, "alpha": 0.75}
     texts = [
@@ -60,12 +60,13 @@ def name_ends(axes: Any, ends: Sequence[End]) -> None:
 
 
 def _spread(axes: Any, texts: Sequence[Any]) -> None:
-    """Moves texts up or down until none is over another, with a thin line to where each belongs."""
+    """Moves texts up or down until they do not overlap; leader lines connect moved texts with their line ends."""
     whole = axes.figure.canvas.figure
     whole.draw_without_rendering()
     point, placed = whole.dpi / 72, list[Any]()
     for text in sorted(texts, key=lambda text: float(text.get_window_extent().y0)):
         box = text.get_window_extent()
+        # From bottom to top, so that each text has to avoid only those that are already placed.
         shift = _free(box, placed, axes.bbox, AIR * point)
         placed.append(box.translated(ASIDE * point if shift else 0, shift))
         if shift:
@@ -73,8 +74,8 @@ def _spread(axes: Any, texts: Sequence[Any]) -> None:
             _lead(axes, text, shift / point)
 
 
-def _free(box: Any, placed: Sequence[Any], room: Any, air: float) -> float:
-    """How far a box has to be moved up to be clear of others: the least way, inside the axes if there is room."""
+def _free(box: Any, placed: Sequence[Any], bounds: Any, air: float) -> float:
+    """Smallest upward shift of a box that avoids overlaps, preferably inside the axes."""
     half = (box.height + air) / 2
     ways = [0.0, *(sign * turn * half for turn in range(1, 3 * len(placed) + 2) for sign in (1, -1))]
     clear = []
@@ -82,13 +83,13 @@ def _free(box: Any, placed: Sequence[Any], room: Any, air: float) -> float:
         moved = box.translated(ASIDE * air / AIR if way else 0, way)
         wider = moved.from_extents(moved.x0 - 3 * air, moved.y0 - air / 2, moved.x1 + 3 * air, moved.y1 + air / 2)
         if not any(wider.overlaps(other) for other in placed):
-            clear.append((moved.y0 < room.y0 or moved.y1 > room.y1 + half, way))
-    best: float = min(clear, key=lambda found: found[0])[1]  # of equal ones the first: the least
+            clear.append((moved.y0 < bounds.y0 or moved.y1 > bounds.y1 + half, way))
+    best: float = min(clear, key=lambda found: found[0])[1]  # min keeps the first of equals: the smallest shift
     return best
 
 
 def _lead(axes: Any, text: Any, up: float) -> None:
-    """Draws the thin line from a line's end to its name."""
+    """Draws the leader line from the end of a line to its label."""
     line = {"arrowstyle": "-", "color": text.get_color(), "linewidth": 0.6, "shrinkA": 0, "shrinkB": 1}
     axes.annotate(
         "", text.xy, (GAP + ASIDE - 1, up), textcoords="offset points", arrowprops=line, annotation_clip=False, zorder=4
@@ -96,7 +97,7 @@ def _lead(axes: Any, text: Any, up: float) -> None:
 
 
 def explain(figure: Any, key: Mapping[str, Look]) -> None:
-    """Writes the key below a figure that stands alone; on a page it is above, once for all panels."""
+    """Draws the legend below a separate figure; a page shows one legend above all panels instead."""
     from matplotlib.lines import Line2D  # noqa: PLC0415 - only figures need it
 
     if key:
@@ -104,7 +105,7 @@ def explain(figure: Any, key: Mapping[str, Look]) -> None:
             Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.5)
             for look in key.values()
         ]
-        # Long enough for a dash to be told from a line.
+        # Long handles, so that dashed and solid lines can be distinguished.
         figure.legend(
             lines, list(key), fontsize=SMALL, loc="outside lower center", ncols=2, frameon=False, handlelength=4
         )

@@ -1,7 +1,7 @@
-"""All colours of pages and figures, for light and for dark; each method has one, wherever it is drawn.
+"""Colours of pages and figures, for light and dark backgrounds; a method has the same colour in all figures.
 
-Series differ from each other for those who see few colours, too, and are dark (or light) enough for letters. Whoever
-draws with matplotlib uses the light ones; a page replaces them by variables of its own, which know the reader's taste.
+The colours of the series can be distinguished with impaired colour vision and have enough contrast for text.
+matplotlib draws with the light variant; pages replace it by CSS variables, which follow the reader's preference.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ __all__ = [
 
 
 class Colour(NamedTuple):
-    """One colour.
+    """One colour in two variants, each as ``#rrggbb``.
 
     Attributes:
-        light: on light paper, as ``#rrggbb``.
-        dark: on dark paper, likewise.
+        light: Variant for light backgrounds.
+        dark: Variant for dark backgrounds.
     """
 
     light: str
     dark: str
 
 
-# By name of the page's variable. Those of verdicts have a paper of their own.
+# By name of the CSS variable. Each verdict also has its background colour (-paper).
 PAGE: Mapping[str, Colour] = MappingProxyType(
     {
         "paper": Colour("#fdfdfb", "#15171a"),
@@ -74,9 +74,9 @@ SERIES: Sequence[Colour] = (
     Colour("#08080a", "#f8f8f4"),
 )
 PAPER, INK, SOFT, LINE = (PAGE[name].light for name in ("paper", "ink", "soft", "line"))
-# Of text on coloured fields, dark and light; not black and white, which a page takes for its own colours.
+# Dark and light text on coloured cells. Pure black and white are avoided, because pages replace them by variables.
 ON_FIELDS = ("#000001", "#fffffe")
-# By the first word of a name that is found here: its place in SERIES. What no one proposes is grey.
+# Index into SERIES, by the first word of a name that is listed here. Baselines are grey.
 _PLACES: Mapping[str, int] = MappingProxyType(
     {
         **{"spardl": 0, "oktopk": 1, "topkdsa": 2, "topka": 3, "gtopk": 4, "gaussiank": 5, "sketch": 6, "sketches": 6},
@@ -91,12 +91,12 @@ _MARKERS: Sequence[str] = ("o", "s", "^", "D", "v")
 
 
 class Look(NamedTuple):
-    """How something is drawn, wherever it is.
+    """Line style of a series, the same in all figures.
 
     Attributes:
-        color: as ``#rrggbb``, the light one.
-        dash: matplotlib's style of the line.
-        marker: matplotlib's.
+        color: Light variant of the colour, as ``#rrggbb``.
+        dash: Line style of matplotlib.
+        marker: Marker of matplotlib.
     """
 
     color: str
@@ -105,19 +105,19 @@ class Look(NamedTuple):
 
 
 def looks(names: Iterable[str]) -> dict[str, Look]:
-    """How things of these names look side by side.
+    """Distinct line styles for the series of one figure, by name.
 
-    Known methods have their own colours, of several with the same colour each has other dashes; what is not known
-    shares the colours that are left, in the order of the names, one for all that are called the same up to a comma.
+    Known methods have fixed colours; series with the same colour differ in their dashes. Unknown series get the
+    remaining colours in order, one colour for all names with the same text before the first comma.
     """
     listed = list(names)
     known = {name: place for name in listed if (place := _place(name)) is not None}
     left = [place for place in range(len(SERIES)) if place not in known.values()] or list(range(len(SERIES)))
-    strangers = list(dict.fromkeys(_family(name) for name in listed if name not in known))
+    families = list(dict.fromkeys(_family(name) for name in listed if name not in known))
     found: dict[str, Look] = {}
     used = [0] * len(SERIES)
     for name in listed:
-        place = known[name] if name in known else left[strangers.index(_family(name)) % len(left)]
+        place = known[name] if name in known else left[families.index(_family(name)) % len(left)]
         variant = used[place] % len(_DASHES)
         found[name] = Look(SERIES[place].light, _DASHES[variant], _MARKERS[len(found) % len(_MARKERS)])
         used[place] += 1
@@ -134,13 +134,13 @@ def _place(name: str) -> int | None:
 
 
 def variables() -> dict[str, str]:
-    """The page's variable of each light colour that figures are drawn with."""
+    """CSS variable of each light colour that figures use."""
     own = {PAGE[name].light: f"var(--{name})" for name in ("paper", "panel", "ink", "soft", "line", "bad")}
     return {**own, **{colour.light: f"var(--c{place})" for place, colour in enumerate(SERIES)}}
 
 
 def css() -> str:
-    """All colours as variables; dark ones for readers who like it dark, except on paper."""
+    """All colours as CSS variables; the dark variants apply to screens of readers who prefer dark pages."""
     named = {**PAGE, **{f"c{place}": colour for place, colour in enumerate(SERIES)}}
     light, dark = (
         " ".join(f"--{name}: {getattr(colour, kind)};" for name, colour in named.items()) for kind in ("light", "dark")
@@ -149,21 +149,21 @@ def css() -> str:
 
 
 def contrast(one: Any, other: Any) -> float:
-    """The contrast of two colours, as WCAG 2 defines it: from 1 to 21.
+    """Contrast ratio of two colours as defined by WCAG 2, from 1 to 21.
 
     Args:
-        one: ``#rrggbb``, or red, green and blue from 0 to 1.
-        other: likewise.
+        one: First colour, as ``#rrggbb`` or as red, green and blue from 0 to 1.
+        other: Second colour, in the same format.
     """
     darker, lighter = sorted(map(_luminance, (one, other)))
     return (lighter + 0.05) / (darker + 0.05)
 
 
 def readable(field: Any) -> str:
-    """The colour of text that is easiest to read on a field.
+    """Text colour with the higher contrast on a background.
 
     Args:
-        field: its colour, as :func:`contrast` takes it.
+        field: Background colour, in the format of :func:`contrast`.
     """
     return max(ON_FIELDS, key=lambda text: contrast(text, field))
 

@@ -1,4 +1,4 @@
-"""How sheets of figures are drawn: a panel for what the rows have in common, and what tells them apart inside."""
+"""Charts of result sheets: one panel per group of rows."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ __all__ = ["Chart", "Dots", "Figures", "Lines"]
 
 # Heights in inches: of a row, and of the margins.
 ROW, AROUND = 0.24, 0.75
-# A sheet, as JSON holds it: title, columns, and rows of a name and its figures.
+# A sheet as in JSON: title, columns, and rows of a name and its figures.
 Figures: TypeAlias = Mapping[str, Any]
-# Of a panel: by the row's name in it, its figures by column.
+# Figures of a panel by row and column.
 Rows: TypeAlias = Mapping[str, Mapping[str, float]]
 
 
@@ -30,9 +30,9 @@ class Chart(ABC):
     """One way to draw a sheet.
 
     Attributes:
-        unit: of the figures.
-        words: what is to be seen, behind the sheet's title.
-        columns: names of those that are drawn; none: all with figures.
+        unit: Unit of the figures.
+        words: Description that follows the sheet's title.
+        columns: Names of the columns to draw; empty for all columns with figures.
     """
 
     unit: str
@@ -40,11 +40,11 @@ class Chart(ABC):
     columns: tuple[str, ...] = ()
 
     def pictures(self, name: str, made: Figures) -> list[Picture]:
-        """A panel for each group of rows, whose names are alike but for what follows the last comma.
+        """One panel for each group of rows; the names in a group differ only after the last comma.
 
         Args:
-            name: of the figure; unique in the exhibit.
-            made: the sheet.
+            name: Name of the figure, unique in the exhibit.
+            made: Sheet with title, columns and rows.
         """
         columns = [column for column in made["columns"][1:] if column in self.columns or not self.columns]
         panels = _panels(made, columns)
@@ -57,13 +57,13 @@ class Chart(ABC):
         ]
 
     def key(self, columns: Sequence[str]) -> Mapping[str, palette.Look]:
-        """What must be explained above the figure."""
+        """Entries of the legend above the figure; empty by default."""
         del columns
         return {}
 
     @abstractmethod
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
-        """Draws one panel into matplotlib's figure."""
+        """Draws one panel into a figure of matplotlib."""
 
 
 def _panels(made: Figures, columns: Sequence[str]) -> dict[str, dict[str, dict[str, float]]]:
@@ -77,16 +77,16 @@ def _panels(made: Figures, columns: Sequence[str]) -> dict[str, dict[str, dict[s
 
 @dataclass(frozen=True)
 class Dots(Chart):
-    """A line for each row, from the top down, and on it a mark for each column.
+    """Dot plot: one horizontal line per row, with one marker per column.
 
     Attributes:
-        ratio: whether figures are factors: their axis is one of factors, with a line at 1.
+        ratio: Whether the figures are factors, shown on a logarithmic axis with a line at 1.
     """
 
     ratio: bool = False
 
     def key(self, columns: Sequence[str]) -> Mapping[str, palette.Look]:
-        """Legend; a single column needs none."""
+        """Entries of the legend; empty for a single column."""
         return palette.looks(columns) if len(columns) > 1 else {}
 
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
@@ -114,10 +114,10 @@ class Dots(Chart):
 
 @dataclass(frozen=True)
 class Lines(Chart):
-    """A line for each row, over columns that are numbers; the row's name stands at its end.
+    """Line chart: one line per row, over columns whose names contain a number; labels are at the line ends.
 
     Attributes:
-        across: what the columns' numbers are.
+        across: Label of the horizontal axis.
     """
 
     across: str = ""
@@ -138,12 +138,12 @@ class Lines(Chart):
 
 
 def _number(column: str) -> float:
-    """The first number in a column's name.
+    """First number in the name of a column.
 
     Raises:
-        ValueError: if there is none: the sheet is not one for lines.
+        ValueError: if the name has no number, so that the sheet cannot be drawn as lines.
     """
     found = re.search(r"\d+(\.\d+)?", column)
     if found is None:
-        raise ValueError(f"the column {column!r} has no number to draw it at")
+        raise ValueError(f"column {column!r} has no number in its name; draw this sheet with Dots")
     return float(found[0])

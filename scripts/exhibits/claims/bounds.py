@@ -12,8 +12,8 @@ from scripts.exhibits.claims.base import Figure, Finding, Rule, Verdict, show, s
 
 __all__ = ["AtLeast", "AtMost", "Between", "Equal", "Keeps", "UpTo", "Within"]
 
-# Share of the published figure that counts as reproduced, and shares of the published gain (in logarithms) below which
-# ours is another result and above which it must have other causes.
+# Share of the published figure that counts as reproduced; and shares of the published gain (in logarithms) below which
+# ours is a different result and above which it must have other causes.
 NEAR, HALF, BEYOND = 0.9, 0.5, 1.5
 GAIN = f"at least {HALF:g} of the published gain in logarithms and, with several seeds, Student's 95% interval above 1x"
 OVERSHOOT = f"More than {BEYOND:g} of it in logarithms is an overshoot: flagged, and {Verdict.DIRECTION} at best"
@@ -86,9 +86,9 @@ class _End:
     """A ratio, and the published one that it stands against.
 
     Attributes:
-        name: which of all ratios it is.
-        figure: it.
-        published: the other.
+        name: Position among all ratios.
+        figure: Our ratio.
+        published: Published ratio.
     """
 
     name: str
@@ -97,7 +97,7 @@ class _End:
 
     @property
     def shortfall(self) -> str:
-        """Why it is not a gain; empty if it is one."""
+        """Reason why it is not a gain; empty if it is a gain."""
         if not (self.figure.mean > 1 and self.figure.range.low > 1):
             return f"the {self.name} is not a gain: {told(self.figure, 'x')}"
         share = _share(self.figure.mean, self.published)
@@ -107,7 +107,7 @@ class _End:
 
     @property
     def excess(self) -> str:
-        """Why it is an overshoot; empty if it is none."""
+        """Reason why it is an overshoot; empty if it is within the limit."""
         if self.figure.mean <= self.published**BEYOND:
             return ""
         share = _share(self.figure.mean, self.published)
@@ -126,7 +126,9 @@ def _ends(ours: str, ends: Sequence[_End]) -> Finding:
         return Finding(Verdict.NOT, ours, " and ".join(short))
     beyond = [end.excess for end in ends if end.excess]
     if beyond:
-        return Finding(Verdict.DIRECTION, ours, f"far beyond what is published: {' and '.join(beyond)}", overshoot=True)
+        return Finding(
+            Verdict.DIRECTION, ours, f"far beyond the published figure: {' and '.join(beyond)}", overshoot=True
+        )
     weak = [end for end in ends if not end.near]
     compared = [(f"{end.figure.mean:.4g}x", f"{NEAR:g} of {end.published:g}x") for end in weak or ends]
     found, wanted = (" and ".join(parts) for parts in zip(*compared, strict=True))
@@ -162,7 +164,7 @@ class Keeps(Rule):
         if lost > 1 / HALF:
             return Finding(Verdict.NOT, ours, compared)
         if lost < 1 / BEYOND:
-            return Finding(Verdict.DIRECTION, ours, f"far beyond what is published: {compared}", overshoot=True)
+            return Finding(Verdict.DIRECTION, ours, f"far beyond the published figure: {compared}", overshoot=True)
         near = worst.mean >= NEAR * self.published
         return Finding(Verdict.REPRODUCED if near else Verdict.DIRECTION, ours, compared)
 

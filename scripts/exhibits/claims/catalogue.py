@@ -26,7 +26,7 @@ CLAIMS = (
     *sketch_fusion.CLAIMS,
 )
 BASIS = Basis(*["see the exhibit of each claim"] * 3)
-WORDS = "Reason and rule of every verdict. Rules compute all verdicts (docs/tables/claims.md); none is written by hand."
+WORDS = "Reason and rule of every verdict. All verdicts are computed by rules (docs/tables/claims.md)."
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ def tables_of(judgements: Sequence[Judgement]) -> list[Table]:
 
 
 def claims_section(judgements: Sequence[Judgement], scale: str, results: Results) -> Section:
-    """The section of all claims, with everything that each verdict rests on; the page's first tables are made of it."""
+    """Section of all claims with the basis of each verdict; the summary of the page is derived from it."""
     judged = [_judged(judgement) for judgement in judgements]
     tables = [detailed_table(judgements)]
     return tables_section(key("claims", scale), "Claims", WORDS, scale, tables, BASIS, results, judged)

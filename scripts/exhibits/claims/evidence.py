@@ -242,7 +242,7 @@ def accuracies(
         NoEvidence: see :func:`trained`; dense training is required as well.
     """
     plan = at(scale, exhibit.plans)
-    baselines = [name for name in exhibit.twins if name in methods] or exhibit.twins
+    baselines = [name for name in exhibit.dense_names if name in methods] or exhibit.dense_names
     found = trained(exhibit, scale, results, tuple(dict.fromkeys((*methods, *baselines))), _metric)
 
     def checked(case: Case, method: str, dense: Figure, figure: Figure) -> Figure:

@@ -58,7 +58,7 @@ class Published(NamedTuple):
     Attributes:
         figure: The figure as stated.
         known: How we know it.
-        note: What is unknown about it, or was read elsewhere.
+        note: Unknown aspects, or facts from other sources.
         place: Table or figure of the paper; empty if we do not know the number.
     """
 
@@ -189,8 +189,8 @@ class Judgement:
         claim: The claim.
         finding: Verdict on the whole claim, with our figures and the reason.
         scale: Size preset of the runs.
-        setting: What was run.
-        basis: What was simulated, measured and assumed.
+        setting: Description of the runs.
+        basis: Simulated, measured and assumed quantities.
         jobs: Jobs behind the figures.
         tasks: Verdict on each task, if the rule judges tasks one by one.
     """

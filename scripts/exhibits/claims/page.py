@@ -55,7 +55,7 @@ apply whichever way a verdict falls:
 dropped on the way. *R-SAG* and *B-SAG* are the ways in which [SparDL's d teams](../methods.md) exchange their sums:
 recursive doubling, for powers of two, and Bruck's all-gather, for any d.
 
-Rule and limits of each claim, the setting, and what was simulated, measured and assumed are in
+Rule and limits of each claim, the setting, and the simulated, measured and assumed quantities are in
 [the report](../reproducing-papers.md#the-report).
 """
 

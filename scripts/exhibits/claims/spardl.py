@@ -120,7 +120,7 @@ def residuals(exhibit: MethodComparison, scale: str, results: Results) -> Sequen
 
     Cases that are too short by plan are left out if others are long enough, and so are rates that cannot be judged.
     """
-    rules = [method for method in exhibit.methods if method not in exhibit.twins]
+    rules = [method for method in exhibit.methods if method not in exhibit.dense_names]
     tasks: defaultdict[str, list[dict[str, Figure]]] = defaultdict(list)
     for case, figures in accuracies(_long_enough(exhibit, scale, rules), scale, results, rules).items():
         tasks[RATE.sub("", case.title)].append(figures)
@@ -132,7 +132,7 @@ def residuals(exhibit: MethodComparison, scale: str, results: Results) -> Sequen
 
 
 def _judgeable(rates: list[dict[str, Figure]]) -> list[dict[str, Figure]]:
-    """The learning rates at which every rule can be judged, or all if there are none."""
+    """Learning rates at which every rule can be judged; if no such rate exists, all rates."""
     clear = [figures for figures in rates if not any(figure.hindrances for figure in figures.values())]
     return clear or rates
 

@@ -1,4 +1,4 @@
-"""How SparDL's h finds its place: entries that each team sends of a block, and the union of all, step by step."""
+"""Exhibits of the adaptation of SparDL's h: entries sent per team and block, and their union, by step."""
 
 from __future__ import annotations
 
@@ -30,8 +30,8 @@ BASIS = Basis(
     measured="h and the size of the union of every block, in every step of real trainings",
     assumed="nothing",
 )
-NEAR, WINDOW = 0.1, 10  # of k; steps whose mean has to be as near as that
-# Drawn quantities, one panel each.
+NEAR, WINDOW = 0.1, 10  # tolerance as a share of k; number of steps to average
+# Quantities to draw, one panel each.
 KINDS: Mapping[str, str] = MappingProxyType({"h": "entries that a team sends", "union": "entries of all teams"})
 COLUMNS = ("teams", "k of a block", "h at first", "h, second half", "union / k, at first", "second half", "near k from")
 
@@ -40,9 +40,9 @@ class _Sent(NamedTuple):
     """One synchronization of one block.
 
     Attributes:
-        h: entries that each team sent of it.
-        union: how many different ones these were.
-        k: how many were wanted.
+        h: Number of entries that each team sent of the block.
+        union: Number of different entries among them.
+        k: Target number of entries.
     """
 
     h: int
@@ -52,7 +52,7 @@ class _Sent(NamedTuple):
 
 @dataclass
 class _Noting(SparDLState):
-    """The state as it is, which also notes down what it adapts to."""
+    """State that also records the values to which it adapts."""
 
     sent: list[_Sent] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class _Watch(Watcher):
     states: dict[int, _Noting] = field(default_factory=dict)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Has the worker's state note down what it does, from the first step on."""
+        """Replaces the state of the worker by one that records, starting with the first step."""
         if worker.rank not in self.states:
             assert isinstance(state.communication, SparDLState)
             self.states[worker.rank] = _Noting(**asdict(state.communication))
@@ -75,17 +75,17 @@ class _Watch(Watcher):
 
 
 def record_adaptation(words: Sequence[str], steps: int) -> dict[str, Any]:
-    """Trains with SparDL in teams, and looks at h.
+    """Trains with SparDL in teams and traces h.
 
     Args:
-        words: of train.py, with more than one team and B-SAG.
-        steps: of training.
+        words: Arguments of train.py, with more than one team and B-SAG.
+        steps: Number of training steps.
 
     Returns:
-        ``h``, ``union`` and ``k``: by step, of each worker's block.
+        ``h``, ``union`` and ``k`` of each worker's block, by step.
 
     Raises:
-        ConfigError: if the configuration does not work.
+        ConfigError: if the configuration is invalid.
     """
     watch = _Watch()
     train_watched(words, steps, watch)
@@ -98,14 +98,14 @@ def record_adaptation(words: Sequence[str], steps: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class AdaptationPlan:
-    """What a scale means.
+    """Plan of one size preset.
 
     Attributes:
         cases: Tasks.
-        words: what all trainings share.
-        teams: their numbers.
-        steps: of each training.
-        cost: about how long all of it takes.
+        words: Arguments that all trainings share.
+        teams: Numbers of teams.
+        steps: Number of steps of each training.
+        cost: Approximate duration of all runs.
     """
 
     cases: tuple[Case, ...]
@@ -117,10 +117,10 @@ class AdaptationPlan:
 
 @dataclass(frozen=True)
 class Adaptation(Planned):
-    """Cases x numbers of teams; one table and one picture for each case.
+    """Cases x numbers of teams, with one table and one picture per case.
 
     Attributes:
-        plans: by scale.
+        plans: Plan by size preset.
     """
 
     name: str
@@ -132,7 +132,7 @@ class Adaptation(Planned):
     note: str = ""
 
     def job(self, plan: AdaptationPlan, case: Case, teams: int) -> Computation:
-        """One training."""
+        """Job of one training."""
         own = ("compressor=spardl", f"communicator.teams={teams}", "communicator.gather=bruck")
         words = (*plan.words, *case.words, *own)
         return watched_training(self.name, "adaptation", record_adaptation, words, plan.steps)
@@ -143,7 +143,7 @@ class Adaptation(Planned):
         return [self.job(plan, *choice) for choice in product(plan.cases, plan.teams)]
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
@@ -193,7 +193,7 @@ class Adaptation(Planned):
 
 
 def _shares(data: Mapping[str, Any], name: str) -> list[float]:
-    """By step: the mean over all blocks, over k."""
+    """Mean over all blocks relative to k, by step."""
     return [mean(found) / mean(wanted) for found, wanted in zip(data[name], data["k"], strict=True)]
 
 
@@ -205,7 +205,7 @@ def _cells(data: Mapping[str, Any]) -> list[Cell]:
 
 
 def _settled(unions: Sequence[float]) -> Cell:
-    """The first step of those from which on every mean of some in a row is near 1."""
+    """First step after which every moving average stays near 1."""
     windows = [mean(unions[first : first + WINDOW]) for first in range(max(1, len(unions) - WINDOW + 1))]
     far = [first for first, share in enumerate(windows) if abs(share - 1) > NEAR]
     first = far[-1] + 1 if far else 0

@@ -1,4 +1,4 @@
-"""What regions of equal load and blocks of equal size gain, on what real trainings are about to send."""
+"""Exhibits of the gain of balanced regions and blocks, computed from the selections of real trainings."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ BASIS = Basis(
 
 
 class Snapshot(NamedTuple):
-    """What all workers are about to send in one step.
+    """Selections of all workers in one step.
 
     Attributes:
-        own: by worker, the entries selected.
-        borders: of the regions that Ok-Topk uses in this step.
-        k: entries wanted.
+        own: Selected entries of each worker.
+        borders: Borders of the regions that Ok-Topk uses in this step.
+        k: Target number of entries.
     """
 
     own: Sequence[SparseVector]
@@ -53,7 +53,7 @@ class Snapshot(NamedTuple):
 
     @property
     def length(self) -> int:
-        """Of the gradient."""
+        """Number of entries of the gradient."""
         return self.own[0].length
 
 
@@ -65,7 +65,7 @@ class _Recorder(Watcher):
     wanted: int = 0
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies what the worker selects in the step that is waited for."""
+        """Copies the selection of the worker in the observed step."""
         if state.step != self.step:
             return
         assert isinstance(state.communication, OkTopkState)
@@ -76,12 +76,12 @@ class _Recorder(Watcher):
 
 
 class Sent(NamedTuple):
-    """What one way of sending costs.
+    """Costs of one way of sending.
 
     Attributes:
-        loads: entries that each worker has to add up, or to give to all others.
-        rounds: of messages, the most of any worker.
-        busiest: bytes that the worker with most of them sends, or receives.
+        loads: Entries that each worker has to add up or to send to all others.
+        rounds: Maximum number of rounds over the workers.
+        busiest: Maximum number of bytes that a worker sends or receives.
     """
 
     loads: list[int]
@@ -94,17 +94,17 @@ class Sent(NamedTuple):
 
 
 def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:
-    """Trains with Ok-Topk, and compares ways to send the entries selected in the last step.
+    """Trains with Ok-Topk and compares ways to send the entries selected in the last step.
 
     Args:
-        words: of train.py.
-        steps: of training, at least 2.
+        words: Arguments of train.py.
+        steps: Number of training steps, at least 2.
 
     Returns:
-        ``length`` of the gradient, ``k``, and what :func:`compare` returns.
+        ``length`` of the gradient, ``k``, and the result of :func:`compare`.
 
     Raises:
-        ConfigError: if the configuration does not work.
+        ConfigError: if the configuration is invalid.
     """
     recorder = _Recorder(steps - 1)
     train_watched(words, steps, recorder)
@@ -114,12 +114,12 @@ def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 def compare(snapshot: Snapshot) -> dict[str, Sent]:
-    """Every way to split and to gather.
+    """Costs of every way to split and to gather, by name.
 
     Returns:
-        By name: regions in which entries are added up, ``equal``, ``fresh`` ones of equal load now, and those that are
-        ``balanced`` as well as they were when Ok-Topk chose them; then, of the k largest sums in the latter, ``plain``
-        and ``levelled`` blocks that are gathered.
+        Entries are added up in ``equal`` regions, in ``fresh`` regions with equal load in this step, and in
+        ``balanced`` regions as Ok-Topk last chose them. The k largest sums in the latter are gathered in ``plain`` and
+        in ``levelled`` blocks.
     """
     proposed, _, _ = _run([partial(_borders, own) for own in snapshot.own])
     borders = {
@@ -144,7 +144,7 @@ T = TypeVar("T")
 
 
 def _run(programs: Sequence[Callable[[Team], Program[T]]]) -> tuple[list[T], int, int]:
-    """Results, rounds, and bytes of the worker with most of them."""
+    """Results, rounds, and bytes of the busiest worker."""
     cluster = SimulatedCluster(len(programs), Network(alpha=0, gbit=1), count_local=False)
     pairs = zip(programs, cluster.local_workers, strict=True)
     results = cluster.run([program(whole_team(worker)) for program, worker in pairs])
@@ -185,7 +185,7 @@ def _arriving(own: Sequence[SparseVector], borders: Sequence[int]) -> list[int]:
 
 
 def _largest(sums: Sequence[SparseVector], k: int) -> list[SparseVector]:
-    """Of all regions' sums those that are among the k largest."""
+    """Sums of all regions that are among the k largest."""
     magnitudes = torch.cat([block.values.abs() for block in sums])
     least = magnitudes.topk(min(k, magnitudes.numel())).values.min()
     chosen = [(block, block.values.abs() >= least) for block in sums]
@@ -193,11 +193,11 @@ def _largest(sums: Sequence[SparseVector], k: int) -> list[SparseVector]:
 
 
 class Published(NamedTuple):
-    """The model that a small one stands for.
+    """A published model and the small model that represents it.
 
     Attributes:
-        case: the small one.
-        entries: of the published one, to which bytes are scaled.
+        case: Case with the small model.
+        entries: Parameters of the published model, to which bytes are scaled.
     """
 
     case: Case
@@ -206,13 +206,13 @@ class Published(NamedTuple):
 
 @dataclass(frozen=True)
 class BalancePlan:
-    """What a scale means.
+    """Plan of one size preset.
 
     Attributes:
-        cases: Tasks, and their counterparts in the paper.
-        words: what all trainings share.
-        steps: of each training; the last one is looked at.
-        cost: about how long all of it takes.
+        cases: Tasks and their counterparts in the paper.
+        words: Arguments that all trainings share.
+        steps: Number of steps of each training; the last one is observed.
+        cost: Approximate duration of all runs.
     """
 
     cases: tuple[Published, ...]
@@ -222,12 +222,12 @@ class BalancePlan:
 
 
 class Kind(NamedTuple):
-    """One of the comparisons.
+    """A comparison of two ways.
 
     Attributes:
-        title: of the table.
-        ways: names of the way without and the one with balancing, as :func:`compare` has them.
-        paper: the published gain.
+        title: Title of the table.
+        ways: Names of the ways without and with balancing in :func:`compare`.
+        paper: Published gain.
     """
 
     title: str
@@ -244,11 +244,11 @@ KINDS = (
 
 @dataclass(frozen=True)
 class Balance(Planned):
-    """Three comparisons, a row for each case; and the loads of all workers as pictures.
+    """Three comparisons with one row per case, and the loads of all workers as figures.
 
     Attributes:
-        plans: by scale.
-        network: a preset, for the seconds.
+        plans: Plan by size preset.
+        network: Preset of the network that determines the seconds.
     """
 
     name: str
@@ -261,7 +261,7 @@ class Balance(Planned):
     note: str = ""
 
     def job(self, plan: BalancePlan, published: Published) -> Computation:
-        """One training."""
+        """Job of one training."""
         words = (*plan.words, *published.case.words)
         return watched_training(self.name, "loads", record_loads, words, plan.steps)
 
@@ -271,7 +271,7 @@ class Balance(Planned):
         return [self.job(plan, published) for published in plan.cases]
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(f"{each.case.name} ({each.entries:,} entries): {each.case.what}" for each in plan.cases)
         return (
@@ -345,7 +345,7 @@ def _columns(kind: Kind) -> list[str]:
 
 
 def _draw_loads(axes: Any, ways: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Bars side by side. Not on an axis of factors: some workers have nothing, and bars add up to the same."""
+    """Grouped bars on a linear axis, because some loads are zero and the bars have equal sums."""
     looks = palette.looks(name for name, _ in ways)
     for number, (name, sent) in enumerate(ways):
         mean = sum(sent["loads"]) / len(sent["loads"])

@@ -35,7 +35,7 @@ def timed(
         runs: Options of each run.
         floor: Row that the others are compared with.
         workers: Number of processes for torchrun; 0 runs one process without it.
-        beside: Further columns that the benchmark gives.
+        beside: Names of further columns of the benchmark.
 
     Raises:
         TrainingError: if a run failed or took too long.
@@ -97,5 +97,5 @@ class Timed(Computed):
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         return f"{self.words} {self.job(scale).command}"

@@ -19,7 +19,7 @@ COLUMNS = ("under these conditions", "difference", INTERVAL, "says")
 
 
 class Pair(NamedTuple):
-    """Two methods that differ in one thing.
+    """Two methods that differ in one setting.
 
     Attributes:
         one: Method whose metric counts.
@@ -32,11 +32,11 @@ class Pair(NamedTuple):
 
 @dataclass(frozen=True)
 class Contrasts(MethodComparison):
-    """A comparison of methods, and a table of their differences, seed by seed.
+    """Compares methods and tabulates their differences for equal seeds.
 
     Attributes:
-        pairs: by the conditions under which two methods are compared.
-        question: what the table's title asks.
+        pairs: Pairs of methods by the conditions of the comparison.
+        question: Title of the table of differences.
     """
 
     pairs: Mapping[str, Pair] = field(kw_only=True)

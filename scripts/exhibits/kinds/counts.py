@@ -1,4 +1,4 @@
-"""Exhibits that count rounds and words, and compare with the published formulas."""
+"""Exhibits that count rounds and words and compare them with the published formulas."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from spardl.vector.layout import Layout
 
 __all__ = ["CountedCosts", "Cycle", "amortized", "count_costs", "count_cycle"]
 
-# What each kind of step costs, as JSON can hold it.
+# Costs of each kind of step as JSON data.
 Cycle: TypeAlias = list[dict[str, Any]]
 
-# A common multiple of all periods of the published methods: steps to run, plus one of each other kind.
+# A common multiple of all periods of the published methods.
 CYCLE, REPEATED = 128, 3
 
 BASIS = Basis(
@@ -34,17 +34,17 @@ BASIS = Basis(
 
 
 def count_costs(name: str, overrides: Sequence[str], workers: int) -> dict[str, Any]:
-    """Counts what some synchronizations cost.
+    """Counts the costs of synchronizations.
 
     Args:
-        name: choice of compressor=.
-        overrides: words of train.py.
-        workers: P.
+        name: Choice of ``compressor=``.
+        overrides: Arguments of train.py.
+        workers: Number of workers (P).
 
     Returns:
-        ``kinds``, for each kind of step: its ``share`` of all; ``k``, entries kept; least and most ``rounds``; mean
-        ``words`` over all workers, likewise; their published ``bounds``; words on the longest ``path``, likewise;
-        whether all counts are ``within`` the bounds.
+        ``kinds``, for each kind of step: its ``share`` of all steps; ``k``, the number of kept entries; minimum and
+        maximum of the ``rounds``, of the mean ``words`` over all workers, and of the words on the longest ``path``; the
+        published ``bounds``; and whether all counts are ``within`` the bounds.
     """
     with choices.composing():
         density = [f"compressor.density={complexity.DENSITY}"] if name != "none" else []
@@ -69,23 +69,23 @@ def count_costs(name: str, overrides: Sequence[str], workers: int) -> dict[str, 
 def count_cycle(
     name: str, overrides: Sequence[str], workers: int, density: float, kept: int, settle: int
 ) -> dict[str, Cycle]:
-    """Counts what a cycle of steps costs, of which those with periodic work have their share.
+    """Counts the costs of a cycle of steps, including steps with periodic work.
 
-    Gradients of two sizes are synchronized. Numbers of entries travel, too, and are as many in both: lines tell them
-    from what grows with the gradient.
+    Gradients of two sizes are synchronized, because messages also contain counts whose number does not depend on the
+    gradient. A linear fit separates them from the part that grows with the gradient.
 
     Args:
-        name: choice of compressor=.
-        overrides: words of train.py.
-        workers: P.
+        name: Choice of ``compressor=``.
+        overrides: Arguments of train.py.
+        workers: Number of workers (P).
         density: Density of the sent entries.
-        kept: entries that are sent of the larger gradient; of the other one, a quarter.
-        settle: steps before the first that counts, for methods that adapt.
+        kept: Entries sent of the larger gradient; the smaller gradient has a quarter.
+        settle: Steps before the first counted one, for methods that adapt.
 
     Returns:
-        ``kinds``, for each kind of step: its ``share`` of all; the most ``rounds`` of a worker; and as lines (for a
-        gradient of any length, and for each entry) ``words`` that a worker sends on average, and ``bytes`` on the
-        longest path: what takes as long at full bandwidth.
+        ``kinds``, for each kind of step: its ``share`` of all steps; the maximum ``rounds`` of a worker; and, as linear
+        functions (constant, and per entry), the mean ``words`` sent per worker and the ``bytes`` on the longest path,
+        which determine the duration at full bandwidth.
 
     Raises:
         ConfigError: if the method does not support this number of workers.
@@ -118,7 +118,7 @@ def _counted(method: Method, workers: int, layout: Layout, settle: int) -> list[
 
 
 def _kinds_of_steps(method: Method, workers: int, layout: Layout) -> list[list[int]]:
-    """The steps of a cycle that cost alike, by their formulas, in the order of the first of each kind."""
+    """Steps of a cycle grouped by equal formulas, in the order of their first occurrence."""
     groups: dict[tuple[Cost, Cost], list[int]] = {}
     for step in range(CYCLE):
         context = Context(Worker(0, workers), layout, step)
@@ -127,7 +127,7 @@ def _kinds_of_steps(method: Method, workers: int, layout: Layout) -> list[list[i
 
 
 def _density(name: str, density: float) -> list[str]:
-    """The override that gives a method a density, if it has one."""
+    """Override that sets the density of a method, if it has one."""
     return [f"compressor.density={density}"] if hasattr(choices.build(name).compressor, "density") else []
 
 
@@ -144,8 +144,8 @@ class CountedCosts(Exhibit):
     """Methods x numbers of workers: rounds, and words in units of k.
 
     Attributes:
-        methods: name to (choice of compressor=, words of train.py).
-        workers: by scale.
+        methods: Choice of ``compressor=`` and arguments of train.py by name.
+        workers: Numbers of workers by size preset.
     """
 
     name: str
@@ -158,7 +158,7 @@ class CountedCosts(Exhibit):
     note: str = ""
 
     def job(self, method: str, workers: int) -> Computation:
-        """One method at one number of workers."""
+        """Job of one method with one number of workers."""
         choice, words = self.methods[method]
         arguments = (("name", choice), ("overrides", words), ("workers", workers))
         shell = f"python scripts/complexity.py --methods {choice} --workers {workers}"
@@ -169,7 +169,7 @@ class CountedCosts(Exhibit):
         return [self.job(method, workers) for method in self.methods for workers in self._sizes(method, scale)]
 
     def _sizes(self, method: str, scale: str) -> list[int]:
-        """The numbers of workers that a method works with: teams must divide them."""
+        """Numbers of workers that a method supports: teams must divide them."""
         words = self.methods[method][1]
         teams = max((int(word.split("=")[1]) for word in words if word.startswith("communicator.teams=")), default=1)
         return [workers for workers in at(scale, self.workers) if workers % teams == 0]
@@ -179,7 +179,7 @@ class CountedCosts(Exhibit):
         return f"{len(self.jobs(scale))} counts, seconds to a few minutes"
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         return (
             "Rounds, and words that a worker sends on average, in units of k; an index or a value is a word, k "
             f"is {complexity.DENSITY:.0%} of the entries. In brackets what the formula allows; path: words that are "
@@ -219,7 +219,7 @@ def _kind(kind: Mapping[str, Any]) -> str:
 
 
 def amortized(kinds: Sequence[Mapping[str, Any]]) -> float:
-    """Mean words of a worker in a step, in units of k, over a cycle of steps of all kinds; see :func:`count_costs`."""
+    """Mean words per worker and step in units of k, over a cycle of all kinds of steps; see :func:`count_costs`."""
     return float(sum(kind["share"] * max(kind["words"]) / kind["k"] for kind in kinds))
 
 

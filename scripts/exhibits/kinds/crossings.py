@@ -1,4 +1,4 @@
-"""Which of several ways is the fastest at which bandwidth, between those that were measured."""
+"""Fastest of several ways by bandwidth, interpolated between measured bandwidths."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from typing import NamedTuple, TypeAlias
 
 __all__ = ["Stretch", "between", "stretches"]
 
-# Seconds that something takes, by Mbit/s.
+# Seconds by bandwidth in Mbit/s.
 Paces: TypeAlias = Mapping[float, float]
 # Steps of the search from one measured bandwidth to the next.
 STEPS = 200
 
 
 class Stretch(NamedTuple):
-    """Bandwidths at which the same way is the fastest.
+    """A range of bandwidths with the same fastest way.
 
     Attributes:
-        low: Mbit/s where it begins.
-        high: Mbit/s where it ends.
-        name: of the way.
+        low: Lower end in Mbit/s.
+        high: Upper end in Mbit/s.
+        name: Name of the fastest way.
     """
 
     low: float
@@ -34,7 +34,7 @@ def between(paces: Paces, bandwidth: float) -> float:
 
     Args:
         paces: Measured seconds by bandwidth.
-        bandwidth: Mbit/s, between the least and the most of these.
+        bandwidth: Bandwidth in Mbit/s within the measured range.
     """
     known = sorted(paces)
     low = max(each for each in known if each <= bandwidth)
@@ -49,7 +49,7 @@ def stretches(ways: Mapping[str, Paces]) -> list[Stretch]:
     """The fastest method, from the smallest measured bandwidth to the largest.
 
     Args:
-        ways: seconds of each, all at the same bandwidths.
+        ways: Measured seconds of each way, all at the same bandwidths.
     """
     if not ways:
         return []
@@ -61,7 +61,7 @@ def stretches(ways: Mapping[str, Paces]) -> list[Stretch]:
 
 
 def _grid(known: Sequence[float]) -> list[float]:
-    """Bandwidths from each known one to the next, at equal factors."""
+    """Bandwidths between the measured ones, spaced by equal factors."""
     inner = [
         low * math.exp(step / STEPS * math.log(high / low)) for low, high in pairwise(known) for step in range(STEPS)
     ]

@@ -1,4 +1,4 @@
-"""SparDL without lazy block-wise sparsification, to compare with; and selections that are counted."""
+"""SparDL without lazy block-wise sparsification, for comparison, and compressors that count selections."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ class Tally:
     """Counts selections.
 
     Attributes:
-        selections: how many there were.
-        entries: that they looked through.
+        selections: Number of selections.
+        entries: Number of entries that they searched.
     """
 
     selections: int = 0
     entries: int = 0
 
     def note(self, entries: Iterable[int]) -> None:
-        """Adds a selection for each number of ``entries`` that one looks through."""
+        """Adds one selection for each number of searched ``entries``."""
         found = list(entries)
         self.selections += len(found)
         self.entries += sum(found)
@@ -49,7 +49,7 @@ class CountedTopK(TopK):
     """Exact top-k that counts its selections.
 
     Attributes:
-        tally: where.
+        tally: Counter of the selections.
     """
 
     tally: Tally = field(default_factory=Tally, compare=False)
@@ -67,16 +67,16 @@ class CountedTopK(TopK):
 
 @dataclass(frozen=True)
 class EagerSparDL(SparDL):
-    """SparDL without lazy sparsification, without teams: every block is cut at once, and after each addition.
+    """SparDL without lazy sparsification and without teams.
 
-    What is cut off stays behind as residual, and is not looked at again in this synchronization. Rounds and words are
-    those of SparDL.
+    Every block is sparsified at the beginning and again after each addition. Entries that are not selected go to the
+    residual and are not considered again in this synchronization. Rounds and words are equal to those of SparDL.
 
     Attributes:
-        tally: counts the selections after additions; the compressor knows those at the beginning.
+        tally: Counter of the selections after additions; the compressor counts those at the beginning.
 
     Raises:
-        ConfigError: if there are teams.
+        ConfigError: if there is more than one team.
     """
 
     tally: Tally = field(default_factory=Tally, compare=False)
@@ -88,7 +88,7 @@ class EagerSparDL(SparDL):
 
     @property
     def splits(self) -> bool:
-        """Never."""
+        """False: this communicator cannot be split into halves."""
         return False
 
     def reduce(self, sync: Synchronization[SparseCompressor, SparDLState]) -> Program[Sum]:
@@ -102,7 +102,7 @@ class EagerSparDL(SparDL):
     def _reduce_scatter(
         self, team: Team, accumulated: Accumulator, blocks: Blocks, select: Select
     ) -> Program[SparseVector]:
-        """The rounds of SparDL's, with blocks that are sparse from the beginning."""
+        """Rounds of SparDL with blocks that are sparse from the beginning."""
         yield Phase.SELECT
         held = [accumulated.take([part], select) for part in blocks.parts]
         courier = Courier.of(accumulated)

@@ -28,8 +28,8 @@ from scripts.exhibits.tried import Target, reached
 __all__ = ["Frontier", "Goal"]
 
 LOSS = "loss"
-# The near target allows a shortfall of MARGIN of what dense training learned since its first test; its end is the mean
-# of the LAST tests. The far target is the loss of dense training after the share EARLY of its steps.
+# The near target allows a shortfall of MARGIN of the improvement of dense training since its first test; the final loss
+# is the mean of the LAST tests. The far target is the loss of dense training after the share EARLY of its steps.
 MARGIN, LAST, EARLY = 0.02, 3, 0.5
 COLUMNS = ("method", "to as good as dense", "to half-way", "final loss", "seeds", "ms a step", "MB a step", "computing")
 WHERE = ("between Mbit/s", "fastest", "seconds", "dense takes", "next")
@@ -102,7 +102,7 @@ class Frontier(Exhibit):
         return f"{len(jobs) - len(timed)} trainings, a minute of two cores each; {minutes} minutes alone on the machine"
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         rules = (
             "The loss after a step does not depend on the link, and the time of a step hardly depends on the loss. "
             "Losses are therefore those of whole untimed trainings by real workers, and seconds are steps times the "
@@ -120,13 +120,13 @@ class Frontier(Exhibit):
         own = "; ".join(f"{each.name}: {each.case} at {each.rate:g}" for each in course.entrants)
         return f"{course.name}, {course.workers} workers, {course.steps} steps: {' '.join(course.words)}. {own}."
 
-    # --- what was found
+    # --- results
 
     def _outcomes(self, course: Course, entrant: Entrant, results: Results) -> list[Outcome]:
         return [results.of(course.lesson(entrant, entrant.rate, seed)) for seed in course.seeds]
 
     def goals(self, course: Course, results: Results) -> list[Goal]:
-        """Near and far; none before dense training has a curve."""
+        """Near and far target; empty until dense training has a curve."""
         curves = [_curve(each) for each in succeeded(self._outcomes(course, course.entrants[0], results))]
         if not curves:
             return []
@@ -139,7 +139,7 @@ class Frontier(Exhibit):
         ]
 
     def pace(self, course: Course, gbit: float, entrant: Entrant, results: Results) -> Pace | None:
-        """A step of an entrant on a link, if that was measured."""
+        """Cost of a step of an entrant on a link, or ``None`` if it was not measured."""
         found = results.of(course.pacing(gbit))
         if found.reason is not None:
             return None
@@ -166,7 +166,7 @@ class Frontier(Exhibit):
         ]
 
     def advice(self, course: Course, goal: Goal, results: Results) -> Table:
-        """From which bandwidth to which one is the fastest, between those that were measured."""
+        """Table of the fastest method by bandwidth, within the measured range."""
         ways = {}
         for entrant in course.entrants:
             paces = {1000 * gbit: self.pace(course, gbit, entrant, results) for gbit in course.gbits}
@@ -183,7 +183,7 @@ class Frontier(Exhibit):
         return Table(title, WHERE, rows)
 
     def link(self, course: Course, gbit: float, results: Results) -> Table:
-        """What each method reaches on a link, and when."""
+        """Table of losses and times to the targets of each method on a link."""
         goals = self.goals(course, results)
         words = "; ".join(f"{goal.name}: {goal.target.value:.4g}" for goal in goals) or "no target yet"
         rows = [
@@ -216,7 +216,7 @@ class Frontier(Exhibit):
         ]
 
     def rates(self, course: Course, results: Results) -> Table:
-        """Final losses at the learning rates, and with the outer steps, that were tried."""
+        """Table of final losses by the tried learning rates and outer steps."""
         rates = sorted({rate for each in course.entrants for tried in each.trials.values() for rate in tried})
         rows = []
         for entrant in course.entrants:
@@ -229,7 +229,7 @@ class Frontier(Exhibit):
         return Table(f"{course.name}: {what}, seed {course.seeds[0]}; * is used", columns, rows)
 
     def check(self, course: Course, results: Results) -> Table:
-        """Combined seconds compared with those of whole trainings."""
+        """Table that compares combined seconds with those of whole trainings."""
         rows = []
         for entrant, gbit in course.wholes():
             job, pace = course.whole(entrant, gbit), self.pace(course, gbit, entrant, results)
@@ -292,7 +292,7 @@ class Frontier(Exhibit):
 
 
 def _look_at_the_end(axes: Any, curves: Sequence[Curve], goals: Sequence[Goal]) -> None:
-    """Leaves out the first tests, which are of models that have learned nothing and would flatten the rest."""
+    """Curve without the first tests of untrained models, which would compress the axis of the rest."""
     near, half = (goal.target.value for goal in goals)
     values = [value for curve in curves for value in curve.values if math.isfinite(value)]
     least, most = min(*values, near), max(2 * half - 0.8 * near, math.sqrt(max(values) * near))
@@ -304,14 +304,14 @@ def _look_at_the_end(axes: Any, curves: Sequence[Curve], goals: Sequence[Goal]) 
 
 
 def _curve(outcome: Outcome, pace: float = 1.0) -> Curve:
-    """Losses by steps, and by seconds at a pace."""
+    """Losses by step, with seconds computed from the time per step."""
     tests = list(outcome.events("eval"))
     steps = [test["step"] for test in tests]
     return Curve(steps, [pace * step for step in steps], [figure_of(test, LOSS) for test in tests])
 
 
 def _ratio(ratio: float, outcomes: Sequence[Outcome]) -> Cell:
-    """A ratio of seconds, if all of them are from one machine."""
+    """Ratio of seconds, replaced by a remark if they are from several machines."""
     return Cell(OTHER_MACHINE) if len(machines(outcomes)) > 1 else Cell(f"{ratio:.3g}", ratio)
 
 
@@ -337,12 +337,12 @@ def _tried(outcome: Outcome, used: bool) -> Cell:
 
 
 def _digits(value: float) -> str:
-    """A number to three digits, without an exponent."""
+    """Formats a number with three digits and without an exponent."""
     return f"{value:,.0f}" if value >= 999.5 else f"{value:.3g}"
 
 
 def _named(entrant: Entrant, case: str) -> str:
-    """An entrant, and the words of a case that not all of those have which are tried in one place."""
+    """Name of an entrant with the options of its case that differ between the tried cases."""
     if len(entrant.trials) == 1:
         return entrant.name
     tried = [set(each.split(",")) for each in entrant.trials]
@@ -352,7 +352,7 @@ def _named(entrant: Entrant, case: str) -> str:
 def _best(
     name: str, low: float, high: float, ways: Mapping[str, Mapping[float, float]], dense: Mapping[float, float] | None
 ) -> list[Cell]:
-    """The row of the fastest, at both ends of its stretch."""
+    """Row of the fastest method, at both ends of its range."""
 
     def ends(paces: Mapping[float, float]) -> str:
         return f"{between(paces, low):.3g} to {between(paces, high):.3g}"

@@ -1,4 +1,4 @@
-"""What the frontier is made of: learning curves by steps, paces on links, and whole runs that both are checked by."""
+"""Jobs of the frontier: learning curves by step, step times on links, and whole trainings that check both."""
 
 from __future__ import annotations
 
@@ -27,24 +27,24 @@ __all__ = ["CALM", "TURNS", "Course", "Entrant", "Lesson", "learned", "paced"]
 
 NAME = "frontier"
 ACCURACY, HOOKS = "scripts/bench_accuracy.py", "scripts/bench_hooks.py"
-# Seconds after which a lab is ended: several times what the longest takes.
+# Time limit of a lab in seconds: several times the duration of the longest one.
 LIMIT = 1200.0
-# Turns of each case on a link, at a share of dense training's rate: where weights run away, steps take longer.
+# Turns of each case on a link, at a share of the dense learning rate: steps take longer if weights diverge.
 TURNS, CALM = 5, 0.1
-# Seconds that a lab and its workers take to begin; for the plan only, as are the paces of a course.
+# Startup time of a lab and its workers in seconds; only for the plan, as are the step times of a course.
 START = 15.0
 
 
 class Entrant(NamedTuple):
-    """A way to average that takes part. With the first seed its own rate and outer steps ended best of all trials.
+    """A way to average, with the learning rate and outer steps that ended best of all trials with the first seed.
 
     Attributes:
-        name: of its rows.
-        case: of bench_accuracy.py.
-        rate: its learning rate.
-        tried: learning rates, where steps are local those of the published outer steps.
-        steps: where steps are local, its cases of all outer steps, the published ones first.
-        around: learning rates at which outer steps are tried that are not the published ones.
+        name: Name of its rows.
+        case: Case of bench_accuracy.py.
+        rate: Learning rate.
+        tried: Tried learning rates; with local steps, those for the published outer steps.
+        steps: With local steps, the cases of all outer steps, the published ones first.
+        around: Learning rates at which the other outer steps are tried.
         whole: Whether whole trainings on the slowest and the fastest link check the combined seconds.
     """
 
@@ -58,30 +58,30 @@ class Entrant(NamedTuple):
 
     @property
     def published(self) -> str:
-        """The case of published outer steps, whose steps are timed: all others compute and send the same."""
+        """Case with published outer steps; only its steps are timed, because all others have equal costs."""
         return (*self.steps, self.case)[0]
 
     @property
     def trials(self) -> Mapping[str, tuple[float, ...]]:
-        """Learning rates that are tried, by case."""
+        """Tried learning rates by case."""
         others = dict.fromkeys(self.steps[1:], self.around)
         return {self.published: tuple(sorted({self.rate, *self.tried})), **others}
 
 
 @dataclass(frozen=True)
 class Course:
-    """What a scale means for one task.
+    """Plan of one size preset for one task.
 
     Attributes:
-        name: of the task, in titles.
-        words: of train.py, but for the learning rate.
-        entrants: the first one is dense training, of which targets are made.
-        gbits: of the links, the slowest first.
-        seeds: a learning curve each.
-        steps: of every training.
-        every: steps between two tests, in a turn, and before the first turn: whole periods of all local steps.
-        pace: about how many seconds a step takes on the slowest link; for the plan.
-        workers: how many.
+        name: Name of the task in titles.
+        words: Arguments of train.py without the learning rate.
+        entrants: Entrants; the first one is dense training, which determines the targets.
+        gbits: Bandwidths of the links in Gbit/s, the slowest first.
+        seeds: Seeds, with one learning curve each.
+        steps: Number of steps of each training.
+        every: Steps between two tests, per turn and before the first turn; a multiple of all periods of local steps.
+        pace: Approximate seconds of a step on the slowest link, for the plan.
+        workers: Number of workers.
     """
 
     name: str
@@ -103,7 +103,7 @@ class Course:
         return (ACCURACY, "--case", entrant.case, *counts, "--train", self.train(rate))
 
     def lesson(self, entrant: Entrant, rate: float, seed: int) -> Lesson:
-        """Loss by steps."""
+        """Job of a learning curve: loss by step."""
         given = {
             "workers": self.workers,
             "case": entrant.case,
@@ -117,7 +117,7 @@ class Course:
         return Lesson(f"{NAME}.learned", learned, tuple(given.items()), shell)
 
     def lessons(self) -> list[Lesson]:
-        """All of them: every method as it is used first, then what else is tried, then the other seeds."""
+        """All learning curves: chosen settings first, then the other tried settings, then the other seeds."""
         first, *others = self.seeds
         own = [self.lesson(each, each.rate, first) for each in self.entrants]
         tried = [job for each in self.entrants for jobs in self.trials(each).values() for job in jobs.values()]
@@ -125,14 +125,14 @@ class Course:
         return list(dict.fromkeys((*own, *tried, *rest)))
 
     def trials(self, entrant: Entrant) -> dict[str, dict[float, Lesson]]:
-        """What an entrant's learning rate and outer steps are chosen by: case, then rate."""
+        """Learning curves that determine learning rate and outer steps of an entrant, by case and rate."""
         return {
             case: {rate: self.lesson(entrant._replace(case=case), rate, self.seeds[0]) for rate in rates}
             for case, rates in entrant.trials.items()
         }
 
     def pacing(self, gbit: float) -> Measurement:
-        """Seconds and bytes of a step of all entrants, in turns, on one link."""
+        """Job that measures seconds and bytes per step of all entrants in turns on one link."""
         cases = (ALONE, *dict.fromkeys(entrant.published for entrant in self.entrants))
         counts = ("--seeds", "1", "--settle", str(self.every), "--rounds", str(TURNS), "--steps", str(self.every))
         words = (HOOKS, *counts, "--train", self.train(CALM * self.entrants[0].rate), "--cases", *cases)
@@ -141,42 +141,42 @@ class Course:
         return Measurement(f"{NAME}.paced", paced, arguments, typed(self.workers, gbit, words), 1, seconds)
 
     def whole(self, entrant: Entrant, gbit: float) -> Lap:
-        """The whole training of an entrant on a link, by the clock."""
+        """Job of a whole timed training of an entrant on a link."""
         words = self._words(entrant, entrant.rate, self.seeds[0])
         arguments = (("workers", self.workers), ("gbit", gbit), ("limit", LIMIT), ("words", words))
         shell = typed(self.workers, gbit, words)
         return Lap(f"{NAME}.whole", raced, arguments, shell, 1, START + self.steps * self.pace)
 
     def wholes(self) -> list[tuple[Entrant, float]]:
-        """Which are trained whole, and on which links."""
+        """Entrants with whole timed trainings, and their links."""
         ends = dict.fromkeys((self.gbits[0], self.gbits[-1]))
         return [(entrant, gbit) for gbit in ends for entrant in self.entrants if entrant.whole]
 
 
 @dataclass(frozen=True)
 class Lesson(Computation):
-    """A learning curve, without seconds: on no link would it be another one."""
+    """A learning curve by step, which does not depend on the link."""
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
-        """The result in a record; ``None`` if the job would no longer give it."""
+        """Result in a record, or ``None`` if it does not belong to this job."""
         result = content["result"]
         lines = [{"kind": "eval", **test} for test in result["evaluations"]]
         return Outcome(where, result, made=content["environment"], lines=lines)
 
 
 def learned(workers: int, case: str, seed: int, steps: int, every: int, train: str) -> dict[str, Any]:
-    """What a training comes to, test by test: by real processes on this machine, whatever else it does.
+    """Test results of a training with real processes on this machine, whose other load does not matter.
 
     Args:
-        workers: how many.
-        case: of bench_accuracy.py.
-        seed: of weights, order and dropout.
-        steps: of the training.
-        every: steps between two tests.
-        train: choices of train.py.
+        workers: Number of workers.
+        case: Case of bench_accuracy.py.
+        seed: Seed of weights, order and dropout.
+        steps: Number of training steps.
+        every: Steps between two tests.
+        train: Choices of train.py.
 
     Raises:
-        SpardlError: if it cannot be done.
+        SpardlError: if the training fails.
     """
     plan = planned(train)
     with TemporaryDirectory() as name:
@@ -198,15 +198,15 @@ def learned(workers: int, case: str, seed: int, steps: int, every: int, train: s
 
 
 def paced(**setting: Any) -> dict[str, Any]:
-    """Seconds of a step and bytes that a worker sends in it, of each case, turn by turn.
+    """Seconds and bytes sent per worker and step of each case, by turn.
 
     Args:
-        setting: see :func:`in_lab`; the bench is bench_hooks.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench_hooks.py.
     """
     rows = in_lab(**setting)["rows"]
     return {"cases": {row["case"]: {"seconds": _short(row["seconds"]), "sent": _short(row["sent"])} for row in rows}}
 
 
 def _short(figures: Sequence[float]) -> list[float]:
-    """To five digits, which is more than a clock knows."""
+    """Rounds to five digits, which exceeds the precision of the clock."""
     return [float(f"{figure:.5g}") if math.isfinite(figure) else figure for figure in figures]

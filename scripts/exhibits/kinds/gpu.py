@@ -1,6 +1,6 @@
-"""What a GPU is ASSUMED to take for the published models and methods. Nothing here was measured.
+"""ASSUMED GPU times of the published models and methods. Nothing here was measured.
 
-An RTX 2080 Ti in float32, like scripts/bench_schedules.py, whose figures are used where it has them.
+The GPU is an RTX 2080 Ti in float32, as in scripts/bench_schedules.py, whose figures are used where available.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from scripts.exhibits.passes import MeasuredPasses
 
 __all__ = ["COMPRESSING", "MODELS", "Compressing", "Model", "basis_of", "measured_models", "seconds_to_compress"]
 
-# Of a forward pass, the backward pass costs twice as much; a product and a sum are two operations.
+# A backward pass costs twice as much as a forward pass; a product and a sum are two operations.
 OPERATIONS = 2 * 3
 
 
 class Model(NamedTuple):
-    """One task of a paper, and what its forward and backward pass take.
+    """A task of a paper with the costs of its passes.
 
     Attributes:
-        title: as the paper calls it.
-        entries: parameters.
-        batch: examples of one worker.
-        products: of an example's forward pass, counted.
-        rate: operations per second that are sustained, assumed.
-        certainty: how well the rate is known.
-        measured: its passes, if they need not be assumed.
+        title: Name in the paper.
+        entries: Number of parameters.
+        batch: Examples per worker.
+        products: Counted products in the forward pass of one example.
+        rate: Assumed sustained operations per second.
+        certainty: Source of the rate and its reliability.
+        measured: Measured passes, or ``None`` if they are assumed.
     """
 
     title: str
@@ -42,14 +42,14 @@ class Model(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Of both passes and the update."""
+        """Seconds of both passes and the update."""
         if self.measured:
             return self.measured.profile.compute + self.entries * self.measured.profile.update
         return OPERATIONS * self.products * self.batch / self.rate + self.entries * bench_schedules.ASSUMED_UPDATE
 
 
-# Batches: our presets (docs/configuration.md). Products of convolutions and linear layers are counted; of LSTMs
-# and BERT they are the weights that every token meets, times tokens (a review of 230, an utterance of 150 frames).
+# Batches are those of our presets (docs/configuration.md). Products of convolutions and linear layers are counted;
+# those of LSTMs and BERT are weights times tokens (230 per review, 150 frames per utterance).
 MODELS: Mapping[str, Model] = MappingProxyType(
     {
         "vgg16": Model("VGG-16 on CIFAR-10", 14_728_266, 16, 0.313e9, 4e12, "a third of the peak, small pictures; low"),
@@ -65,17 +65,17 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 
 
 def measured_models(models: Mapping[str, Model], given: Mapping[str, MeasuredPasses]) -> Mapping[str, Model]:
-    """Models with measured passes, as far as they are given.
+    """Models with measured passes where they are given.
 
     Raises:
-        ConfigError: if one is of a model of another size.
+        ConfigError: if a profile has another number of parameters than its model.
     """
     taken = {name: given[name].checked(name, model.entries) for name, model in models.items() if name in given}
     return {name: model._replace(measured=taken.get(name, model.measured)) for name, model in models.items()}
 
 
 def basis_of(basis: Basis, measured: Mapping[str, MeasuredPasses]) -> Basis:
-    """A basis whose passes are partly measured; ``measured`` is by model."""
+    """Basis whose passes are partly measured; ``measured`` holds the passes by model."""
     if not measured:
         return basis
     told = "; ".join(f"{name}: {passes.words}" for name, passes in measured.items())
@@ -86,12 +86,12 @@ def basis_of(basis: Basis, measured: Mapping[str, MeasuredPasses]) -> Basis:
 
 
 class Compressing(NamedTuple):
-    """What selecting, packing and merging take, in seconds.
+    """Seconds of selecting, packing and merging.
 
     Attributes:
-        start: whatever the number of workers.
-        worker: for each worker: a selection, or an arrival.
-        entry: for each entry of the gradient.
+        start: Constant part.
+        worker: Seconds per worker, for a selection or an arrival.
+        entry: Seconds per entry of the gradient.
     """
 
     start: float
@@ -102,10 +102,10 @@ class Compressing(NamedTuple):
 _SORTED = bench_schedules.ASSUMED_COMPRESSION["topka"]
 _BLOCKS = bench_schedules.ASSUMED_COMPRESSION["spardl"]
 _PER_BLOCK = (_BLOCKS.fixed - _SORTED.fixed) / bench_schedules.WORKERS
-# A pair that arrives is added to two places of memory, of 32 bytes each at least, at 616 GB/s. Low.
+# An arriving pair updates two memory locations of at least 32 bytes each, at 616 GB/s. Low certainty.
 MERGING = 1e-10
-# By choice of compressor=. Exact selections as bench_schedules has them, of which SparDL makes one for each block;
-# thresholds: six passes over an entry at 616 GB/s instead of fifteen; ten launches of kernels an arrival. All low.
+# By choice of compressor=. Exact selections are those of bench_schedules, one per block for SparDL. Thresholds take six
+# instead of fifteen memory accesses per entry at 616 GB/s, and ten kernel launches per arrival. Low certainty.
 COMPRESSING: Mapping[str, Compressing] = MappingProxyType(
     {
         "spardl": Compressing(_SORTED.fixed, _PER_BLOCK, _BLOCKS.per_entry),
@@ -120,13 +120,13 @@ COMPRESSING: Mapping[str, Compressing] = MappingProxyType(
 
 
 def seconds_to_compress(choice: str, entries: int, workers: int, words: float) -> float:
-    """What a method's own work takes for one gradient.
+    """Seconds of local work of a method for one gradient.
 
     Args:
-        choice: of compressor=, one of ``COMPRESSING``.
-        entries: of the gradient.
-        workers: P.
-        words: that arrive, of entries and their indices: two words a pair.
+        choice: Choice of ``compressor=``, one of ``COMPRESSING``.
+        entries: Number of entries of the gradient.
+        workers: Number of workers (P).
+        words: Received words: two per pair of entry and index.
     """
     line = COMPRESSING[choice]
     merged = words / 2 * MERGING if line.entry else 0.0

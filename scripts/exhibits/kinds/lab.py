@@ -96,7 +96,8 @@ def in_lab(
         gbit: Bandwidth of each link and direction, which the benchmark also gets as an option.
         limit: Time limit of the lab in seconds.
         words: Script and options of the benchmark; paths are relative to the repository.
-        measured: Digest of the profile that workers sleep by, if it is not one of ours: another file is another job.
+        measured: Digest of the profile that determines how long workers sleep, unless it is part of the repository.
+            Another file is another job.
         delay_ms: One-way delay of each message.
 
     Returns:
@@ -122,18 +123,18 @@ def in_lab(
 
 
 def _here(word: str) -> str:
-    """A word with paths below scripts/ made absolute."""
+    """Word in which paths below scripts/ are absolute."""
     return re.sub(r"(^|[:=])scripts/", rf"\g<1>{ROOT / 'scripts'}/", word)
 
 
 def slept(words: Sequence[str]) -> str:
-    """The model whose assumed passes a benchmark sleeps for; empty if there is none."""
+    """Model whose assumed passes determine how long a benchmark sleeps, or an empty string."""
     found = [match[1] for word in words if (match := re.fullmatch(r"profile:scripts/profiles/(\w+)\.json", word))]
     return found[0] if found else ""
 
 
 def asleep(words: Sequence[str], measured: MeasuredPasses) -> tuple[str, ...]:
-    """Options of a benchmark with measured passes in place of assumed ones.
+    """Replaces assumed passes by measured ones in the options of a benchmark.
 
     Args:
         words: Options with assumed passes.
@@ -149,15 +150,15 @@ def asleep(words: Sequence[str], measured: MeasuredPasses) -> tuple[str, ...]:
 
 
 def complaint(log: str, what: str, code: int) -> str:
-    """The first error of a log, which caused those after it."""
+    """First error in a log, which is the cause of the later ones."""
     errors = (line.partition("error: ")[2] for line in log.splitlines() if "error: " in line)
     return next(errors, f"{what} ended with exit code {code}")
 
 
 def _seconds(found: Sequence[float], predicted: float | None) -> list[float | str]:
     middle = median(found)
-    beside: list[float | str] = [NOT_COUNTED] * 2 if predicted is None else [predicted, predicted / middle]
-    return [middle, min(found), max(found), *beside]
+    further: list[float | str] = [NOT_COUNTED] * 2 if predicted is None else [predicted, predicted / middle]
+    return [middle, min(found), max(found), *further]
 
 
 def _turns(found: Sequence[float]) -> str:
@@ -196,7 +197,7 @@ def schedules(**setting: Any) -> dict[str, Any]:
 
 
 def _row_name(row: Mapping[str, Any]) -> str:
-    # A single stream is the default and not named.
+    # A single stream is the default and is not mentioned.
     several = f", {row['streams']} streams" if row.get("streams", 1) > 1 else ""
     return f"{row['method']}, {row['schedule']}{several}"
 
@@ -270,7 +271,7 @@ class Measured(Computed):
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         return f"{self.words} {self.job(scale).command}"
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:

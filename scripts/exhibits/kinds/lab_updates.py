@@ -1,4 +1,4 @@
-"""Exhibits that measure whole updates in the network lab: passes that sleep, and messages that are real."""
+"""Exhibits that measure whole updates in the network lab, with sleeping passes and real messages."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ PREDICTED, TURNS = "predicted", "every turn"
 
 
 class Place(NamedTuple):
-    """Where methods are compared.
+    """Setting in which methods are compared.
 
     Attributes:
-        workers: P.
-        gbit: of each link.
+        workers: Number of workers (P).
+        gbit: Bandwidth of each link in Gbit/s.
     """
 
     workers: int
@@ -43,19 +43,19 @@ class Place(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Of a row."""
+        """Name of a row."""
         return f"P = {self.workers}, {self.gbit:g} Gbit/s"
 
 
 class Course(NamedTuple):
-    """What a scale means.
+    """Plan of one size preset.
 
     Attributes:
         places: Places to compare.
-        words: of bench_overlap.py, but for methods and schedule.
-        limit: seconds after which a lab is ended.
-        cost: about how long all of it takes, in words.
-        measured: digest of the profile that workers sleep by, if it is not one of ours.
+        words: Options of bench_overlap.py without methods and schedule.
+        limit: Time limit of a lab in seconds.
+        cost: Approximate duration of all runs, in words.
+        measured: Digest of the profile that determines how long workers sleep, unless it is part of the repository.
     """
 
     places: tuple[Place, ...]
@@ -65,16 +65,16 @@ class Course(NamedTuple):
     measured: str = ""
 
     def asleep(self, given: Mapping[str, MeasuredPasses]) -> Course:
-        """The same with measured passes, if they are given."""
+        """The same plan with measured passes if they are given."""
         taken = given.get(slept(self.words))
         return self._replace(words=asleep(self.words, taken), measured=taken.digest) if taken else self
 
 
 def timed_updates(**setting: Any) -> dict[str, Any]:
-    """Seconds of each method's steps, turn by turn.
+    """Seconds per step of each method, by turn.
 
     Args:
-        setting: see :func:`in_lab`; the bench is bench_overlap.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench_overlap.py.
     """
     return {"rows": in_lab(**setting), "cores": os.cpu_count()}
 
@@ -84,8 +84,8 @@ class LabUpdates(Exhibit):
     """One method against others at several numbers of workers, each on links of several speeds.
 
     Attributes:
-        methods: choices of compressor=, by name; the first one is compared with all others.
-        courses: by scale.
+        methods: Choices of ``compressor=`` by name; the first one is compared with all others.
+        courses: Course by size preset.
         model: The model, for readers.
     """
 
@@ -112,7 +112,7 @@ class LabUpdates(Exhibit):
         return replace(self, courses=courses, basis=basis_of(self.basis, own))
 
     def job(self, course: Course, place: Place) -> Measurement:
-        """All methods at one place; they take turns."""
+        """Job that measures all methods in turns in one setting."""
         words = (SCRIPT, *course.words, "--methods", ",".join(self.methods.values()), "--schedules", SCHEDULE)
         arguments = (("workers", place.workers), ("gbit", place.gbit), ("limit", course.limit), ("words", words))
         measured = (("measured", course.measured),) if course.measured else ()
@@ -128,7 +128,7 @@ class LabUpdates(Exhibit):
         return f"{len(self.jobs(scale))} labs, {at(scale, self.courses).cost}"
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         return (
             f"{self.model}. A step: both passes, then the synchronization, then the update; nothing overlaps. Medians "
             "of turns that alternate between methods; ratios are turn by turn. Predicted: the passes, a worker's own "

@@ -55,7 +55,7 @@ COLUMNS = (
 
 @dataclass
 class _Way:
-    """One of the two, and what became of it, by step."""
+    """One of the two variants with its results by step."""
 
     method: Method
     tally: Tally
@@ -63,7 +63,7 @@ class _Way:
     distance: list[float] = field(default_factory=list)
 
     def average(self, layout: Layout, vectors: Sequence[Tensor]) -> SparseVector:
-        """What the method makes of gradients and residuals, of all workers."""
+        """Average that this variant computes from gradients and residuals of all workers."""
         states = [self.method.init_state(layout, vector.dtype) for vector in vectors]
         for vector, state in zip(vectors, states, strict=True):
             self.method.accumulate(vector, state)
@@ -80,10 +80,10 @@ class _Way:
 
 
 def ways(compressor: SparseCompressor) -> dict[str, _Way]:
-    """Both, by name, with a compressor like this one.
+    """Both variants by name, with the density of a compressor.
 
     Raises:
-        ConfigError: if it is not top-k.
+        ConfigError: if the compressor is not top-k.
     """
     if not isinstance(compressor, TopK):
         raise ConfigError(f"compressor={compressor.name} is not compared here; use compressor=spardl")
@@ -98,7 +98,7 @@ def ways(compressor: SparseCompressor) -> dict[str, _Way]:
 
 @dataclass
 class _Both(Watcher):
-    """Has both ways work on all workers' vectors: nobody has a result before all began to work on it."""
+    """Runs both variants on the vectors of all workers, once all workers have started a synchronization."""
 
     ways: dict[str, _Way] = field(default_factory=dict)
     vectors: dict[int, Tensor] = field(default_factory=dict)
@@ -107,14 +107,14 @@ class _Both(Watcher):
     same: list[float] = field(default_factory=list)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies what the worker has."""
+        """Copies the vector of the worker."""
         compressor = sparse(method)
         self.ways = self.ways or ways(compressor)
         self.wanted, self.layout = compressor.count(Context(worker, state.layout, state.step)), state.layout
         self.vectors[worker.rank] = state.memory.clone()
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """With the first result of a step all vectors are known."""
+        """Runs both variants at the first result of a step, when the vectors of all workers are known."""
         if len(self.same) == step:
             self._look([self.vectors[rank] for rank in sorted(self.vectors)])
 
@@ -128,20 +128,20 @@ class _Both(Watcher):
 
 
 def compare_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
-    """Trains with SparDL, and in every step also has blocks cut at once.
+    """Trains with SparDL and also computes the average without lazy sparsification in every step.
 
     Args:
-        words: of train.py, with SparDL and without teams.
-        steps: of training.
+        words: Arguments of train.py, with SparDL and without teams.
+        steps: Number of training steps.
 
     Returns:
-        ``same``, by step: the share of what is sent if blocks are cut at once that is also sent lazily; and by way,
-        ``selections`` of a worker in a synchronization, ``entries`` that they look through over those of the gradient,
-        and by step ``mass`` of the average over that of as many largest entries of the mean of all workers' vectors,
-        and ``distance`` from these, over their norm.
+        ``same`` by step: the share of entries sent without lazy sparsification that is also sent with it. By variant:
+        ``selections`` per worker and synchronization; ``entries`` that they search, relative to those of the gradient;
+        and by step, relative to the same number of largest entries of the mean of all workers' vectors, the ``mass`` of
+        the average and its ``distance`` from these entries.
 
     Raises:
-        ConfigError: if the configuration does not work.
+        ConfigError: if the configuration is invalid.
     """
     both = _Both()
     train_watched(words, steps, both)
@@ -160,10 +160,10 @@ def compare_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Laziness(Planned):
-    """Cases that are trained with SparDL: a row for either way, and the mass that is sent, by step.
+    """Trainings with SparDL: one row per variant, and the sent mass by step.
 
     Attributes:
-        plans: by scale.
+        plans: Plan by size preset.
     """
 
     name: str
@@ -175,7 +175,7 @@ class Laziness(Planned):
     note: str = ""
 
     def job(self, plan: WatchedPlan, case: Case) -> Computation:
-        """One training."""
+        """Job of one training."""
         words = (*plan.words, *case.words, "compressor=spardl")
         return watched_training(self.name, "lazy", compare_selections, words, plan.steps)
 
@@ -185,15 +185,15 @@ class Laziness(Planned):
         return [self.job(plan, case) for case in plan.cases]
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
             f"{cases}. {plan.steps} steps of training with SparDL without teams; both ways get the same gradients and "
             "residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or is complete. At "
-            "once: every block is cut at the beginning, and again after each addition; what is cut off is residual, "
-            "and later additions do not bring it back. Mass: the sum of magnitudes of the average, over that of the k "
-            "largest entries of the mean of all workers' vectors; distance: of the average from these, over their "
+            "once: every block is cut at the beginning and again after each addition; removed entries go to the "
+            "residual, and later additions do not bring them back. Mass: the sum of magnitudes of the average, over that "
+            "of the k largest entries of the mean of all workers' vectors; distance: of the average from these, over their "
             f"norm. Rounds and words are equal. {' '.join(plan.words)}"
         )
 

@@ -1,4 +1,4 @@
-"""Exhibits computed by a function: predictions of the timeline model, and whatever else needs no training."""
+"""Exhibits computed by a function, such as predictions of the timeline model."""
 
 from __future__ import annotations
 
@@ -18,30 +18,30 @@ __all__ = ["Computed", "sheet"]
 
 
 def sheet(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str]]) -> Figures:
-    """One table of what a function found.
+    """One table of results as JSON data.
 
     Args:
-        title: over the table.
-        columns: the first is the rows' names.
-        rows: name to figures, or words where there is no figure.
+        title: Title of the table.
+        columns: Names of the columns; the first one holds the row names.
+        rows: Figures by row name, with texts for missing figures.
     """
     return {"title": title, "columns": list(columns), "rows": [[name, *cells] for name, cells in rows.items()]}
 
 
 @dataclass(frozen=True)
 class Computed(Exhibit):
-    """Sheets that a function computes from plain arguments, each drawn in one or several ways.
+    """Sheets that a function computes from plain arguments, each drawn as one or several charts.
 
     Attributes:
-        function: returns ``{"sheets": [...]}``, each as :func:`sheet` makes it.
-        arguments: by scale.
-        shell: what to type to see the same figures.
-        words: the caption.
-        charts: how each sheet is drawn.
-        recipe: see :class:`Computation`.
-        sizes: parameters of the models whose passes the function assumes; where there are some, it takes ``measured``,
-            (model, file, digest of the file) each, and ``models``.
-        compresses: Whether it also assumes the times of compressors.
+        function: Function that returns ``{"sheets": [...]}`` with results of :func:`sheet`.
+        arguments: Arguments of the function by size preset.
+        shell: Command that prints the same figures.
+        words: Caption.
+        charts: Charts of each sheet.
+        recipe: Recipe of the job, see :class:`Computation`.
+        sizes: Number of parameters of the models whose passes the function assumes. If there are any, the function
+            accepts ``models`` and ``measured``, with model, file and digest each.
+        compresses: Whether the function also assumes the times of compressors.
     """
 
     name: str
@@ -68,7 +68,7 @@ class Computed(Exhibit):
         return [model for model in given.get("models", ()) if model in self.sizes and model not in measured]
 
     def guesses(self, scale: str) -> bool:
-        """Whether passes are assumed, or what compressors take is."""
+        """Whether passes or times of compressors are assumed."""
         return self.compresses or not self.sizes or bool(self.assumes(scale))
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Computed:
@@ -86,7 +86,7 @@ class Computed(Exhibit):
         )
 
     def job(self, scale: str) -> Computation:
-        """All of it."""
+        """Job of the whole computation."""
         return Computation(self.name, self.function, at(scale, self.arguments), self.shell, self.recipe)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
@@ -98,7 +98,7 @@ class Computed(Exhibit):
         return self.time
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         return self.words
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
@@ -127,7 +127,7 @@ class Computed(Exhibit):
 def _with_passes(
     arguments: tuple[tuple[str, Any], ...], own: Mapping[str, MeasuredPasses]
 ) -> tuple[tuple[str, Any], ...]:
-    """Arguments with the files of those models that are among them; without any, they are as before."""
+    """Adds the files of the models among the arguments; arguments without such models stay unchanged."""
     models = dict(arguments)["models"]
     measured = tuple((name, str(each.path), each.digest) for name, each in own.items() if name in models)
     return (*arguments, ("measured", measured)) if measured else arguments

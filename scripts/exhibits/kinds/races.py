@@ -1,4 +1,4 @@
-"""Exhibits that race methods to a metric: real workers on links that are really slow, by the wall clock."""
+"""Exhibits that measure the wall-clock time of methods until a target metric, with real workers on slow links."""
 
 from __future__ import annotations
 
@@ -26,27 +26,27 @@ from scripts.exhibits.tried import Role, Target, Tried, reached, tried
 __all__ = ["Course", "Entrant", "Lap", "Race", "raced"]
 
 SCRIPT = "scripts/bench_accuracy.py"
-# The share of dense training's metric that may be missing at the target, and the tests at its end that this metric is
-# the mean of: a thousand examples differ by about 1% by chance alone, and a rate that does not fall adds to it.
+# Allowed shortfall of the target from the dense metric, and number of final tests whose mean is that metric: the
+# metric of a thousand examples varies by about 1% by chance, and more with a constant learning rate.
 MARGIN, LAST = 0.02, 3
-# Seconds that a lab and its workers take to begin, and a test takes; for the plan only.
+# Startup time of a lab and duration of a test in seconds; only for the plan.
 START, TEST = 12.0, 0.4
-# Seconds after which a run is ended: several times what the longest takes.
+# Time limit of a run in seconds: several times the duration of the longest one.
 LIMIT = 1200.0
 UNTIL, EVERY, FASTER = "seconds to the target", "every seed", "dense's / these"
 COLUMNS = ("method", UNTIL, EVERY, FASTER, "best metric", "ms a step", "MB a step", "steps")
 
 
 class Entrant(NamedTuple):
-    """A method that takes part.
+    """A method in the race.
 
     Attributes:
-        name: of its rows.
-        case: of bench_accuracy.py.
-        steps: that it trains for.
-        pace: seconds of a step on each link, as far as known; for the plan.
-        words: of train.py, besides those of the course: its learning rate.
-        role: in the paper.
+        name: Name of its rows.
+        case: Case of bench_accuracy.py.
+        steps: Number of training steps.
+        pace: Approximate seconds of a step on each link, for the plan.
+        words: Additional arguments of train.py, such as its learning rate.
+        role: Role in the paper.
     """
 
     name: str
@@ -59,17 +59,17 @@ class Entrant(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """What a scale means.
+    """Plan of one size preset.
 
     Attributes:
-        what: is trained, for titles.
-        words: of train.py, for all.
-        entrants: the first one is dense training, of which the target is made.
-        gbits: of the links.
-        seeds: one run each.
-        every: steps between two tests.
-        workers: how many.
-        lower: whether a lower metric is a better one.
+        what: Task, for titles.
+        words: Arguments of train.py that all methods share.
+        entrants: Entrants; the first one is dense training, which determines the target.
+        gbits: Bandwidths of the links in Gbit/s.
+        seeds: Seeds, with one run each.
+        every: Steps between two tests.
+        workers: Number of workers.
+        lower: Whether lower values of the metric are better.
     """
 
     what: str
@@ -82,7 +82,7 @@ class Course:
     lower: bool = False
 
     def title(self, gbit: float) -> str:
-        """Of tables and panels."""
+        """Title of tables and panels."""
         return f"{self.what}, {self.workers} workers, {gbit:g} Gbit/s"
 
 
@@ -90,7 +90,7 @@ def raced(**setting: Any) -> dict[str, Any]:
     """Trains one entrant once.
 
     Args:
-        setting: see :func:`in_lab`; the bench is bench_accuracy.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench_accuracy.py.
     """
     found: dict[str, Any] = in_lab(**setting)
     return found
@@ -98,10 +98,10 @@ def raced(**setting: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Lap(Measurement):
-    """One entrant, one link, one seed."""
+    """Run of one entrant on one link with one seed."""
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
-        """The result in a record; ``None`` if the job would no longer give it."""
+        """Result in a record, or ``None`` if it does not belong to this job."""
         result = content["result"]
         lines = [{"kind": "eval", **test} for test in result["evaluations"]]
         return Outcome(where, result, made=content["environment"], lines=lines)
@@ -109,11 +109,11 @@ class Lap(Measurement):
 
 @dataclass(frozen=True)
 class Race(Exhibit):
-    """Methods x links x seeds; one table and one panel for each link.
+    """Methods x links x seeds, with one table and one panel for each link.
 
     Attributes:
-        courses: by scale.
-        recipe: see :class:`Computation`.
+        courses: Course by size preset.
+        recipe: Recipe of the jobs, see :class:`Computation`.
     """
 
     name: str
@@ -126,7 +126,7 @@ class Race(Exhibit):
     recipe: int = field(default=1, kw_only=True)
 
     def job(self, course: Course, gbit: float, entrant: Entrant, seed: int) -> Lap:
-        """One run."""
+        """Job of one run."""
         train = ",".join((*course.words, *entrant.words))
         counts = ("--steps", str(entrant.steps), "--every", str(course.every), "--seed", str(seed))
         words = (SCRIPT, "--case", entrant.case, *counts, "--train", train)
@@ -153,7 +153,7 @@ class Race(Exhibit):
         return f"{len(jobs)} runs, about {math.ceil(minutes)} minutes, alone on the machine"
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         course = at(scale, self.courses)
         own = "; ".join(f"{each.name}: {' '.join((each.case, *each.words))}" for each in course.entrants)
         return (
@@ -166,7 +166,7 @@ class Race(Exhibit):
         )
 
     def outcomes(self, course: Course, gbit: float, entrant: Entrant, results: Results) -> list[Outcome]:
-        """What became of a method's runs on a link, by seed."""
+        """Outcomes of a method's runs on a link, by seed."""
         return [results.of(self.job(course, gbit, entrant, seed)) for seed in course.seeds]
 
     def target(self, course: Course, results: Results) -> Target | None:
@@ -252,12 +252,12 @@ def _curve(outcome: Outcome) -> Curve:
 
 
 def _times(outcomes: Sequence[Outcome], target: Target | None) -> list[float | None]:
-    """Seconds until the target by seed, where it was reached."""
+    """Seconds until the target by seed, for seeds that reached it."""
     return [reached(_curve(outcome), target) if target else None for outcome in succeeded(outcomes)]
 
 
 def _best(outcome: Outcome, target: Target | None) -> float:
-    """The best test of a run; NaN if none was finite. Without a target nobody knows which way is better: the last."""
+    """Best test of a run, or the last one if the metric has no known direction; NaN if no test was finite."""
     values = [value for value in _curve(outcome).values if math.isfinite(value)]
     if not values or target is None:
         return values[-1] if values else math.nan

@@ -1,4 +1,4 @@
-"""Exhibits that tell where a method is how much faster: over latency, bandwidth and numbers of parameters."""
+"""Exhibits that map the speedup of a method over latency, bandwidth and number of parameters."""
 
 from __future__ import annotations
 
@@ -35,10 +35,9 @@ BASIS = Basis(
     "do not know them",
 )
 WORD = 4  # bytes, where formulas count words
-# Latencies, as shares of the seconds that the gradient's bytes take on a link, that are looked at, from and to, and how
-# many for a factor of ten.
+# Range of latencies, as shares of the transfer time of the gradient's bytes, and number of values per factor of ten.
 FROM, TO, STEPS = 1e-6, 10.0, 50
-# Without latency, and with nothing else.
+# A network with bandwidth only, and one with latency only.
 ONE_GBIT = Network(alpha=0, gbit=1)
 LIMITS = (ONE_GBIT, Network(alpha=1, gbit=math.inf))
 # Parts of an update with speedups, and their names.
@@ -48,11 +47,11 @@ REACH = ("over", "where only bandwidth counts", "where only latency counts")
 
 
 class Formula(NamedTuple):
-    """What a paper says that a synchronization costs.
+    """Published costs of a synchronization.
 
     Attributes:
-        rounds: messages that are started one after the other.
-        words: that a worker sends, for each entry of the gradient.
+        rounds: Number of successive messages.
+        words: Words sent per worker and entry of the gradient.
     """
 
     rounds: float
@@ -60,17 +59,17 @@ class Formula(NamedTuple):
 
     @property
     def cycle(self) -> Cycle:
-        """As counts are given: every step the same, four bytes a word."""
+        """Converts the formula to the format of counts: equal steps, four bytes per word."""
         words, sent = ({"fixed": 0.0, "per_entry": size * self.words} for size in (1, WORD))
         return [{"share": 1.0, "rounds": self.rounds, "words": words, "bytes": sent}]
 
 
 class Side(NamedTuple):
-    """One method of several that are compared.
+    """One of the compared methods.
 
     Attributes:
-        choice: of compressor=.
-        cycle: what its steps cost.
+        choice: Choice of ``compressor=``.
+        cycle: Costs of its steps.
     """
 
     choice: str
@@ -79,13 +78,13 @@ class Side(NamedTuple):
 
 @dataclass(frozen=True)
 class Costs:
-    """What the methods cost, on which every figure rests.
+    """Costs of the methods, from which all figures are computed.
 
     Attributes:
-        ours: by name; the fastest of them counts.
-        rivals: by name.
-        workers: P.
-        models: whose gradients are sent, by key of ``gpu.MODELS``.
+        ours: Variants of our method by name; the fastest one counts.
+        rivals: Other methods by name.
+        workers: Number of workers (P).
+        models: Models by key of ``gpu.MODELS``.
     """
 
     ours: Mapping[str, Side]
@@ -94,35 +93,35 @@ class Costs:
     models: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def seconds(self, side: Side, part: str, model: str, network: Network) -> float:
-        """Of an update, or of a part of it.
+        """Seconds of an update or of a part of it.
 
         Args:
-            side: the method.
-            part: name of an attribute of :class:`Parts`.
-            model: a key of ``gpu.MODELS``.
-            network: of the messages.
+            side: Method to evaluate.
+            part: Name of an attribute of :class:`Parts`.
+            model: Key of ``gpu.MODELS``.
+            network: Network of the messages.
         """
         found: Parts = predict(self.models[model], side.choice, side.cycle, self.workers, network)
         return float(getattr(found, part))
 
     def gain(self, rival: str, part: str, model: str, network: Network) -> float:
-        """How many times as fast as a rival the fastest of ours is; arguments as of :meth:`seconds`."""
+        """Speedup of our fastest variant over a rival; arguments as in :meth:`seconds`."""
         ours = min(self.seconds(side, part, model, network) for side in self.ours.values())
         return self.seconds(self.rivals[rival], part, model, network) / ours
 
     def strongest(self, part: str, model: str, network: Network) -> str:
-        """The fastest rival that sends single entries; arguments as of :meth:`seconds`."""
+        """Fastest rival that sends single entries; arguments as in :meth:`seconds`."""
         sparse = [name for name, side in self.rivals.items() if side.choice != "none"]
         return min(sparse, key=lambda name: self.seconds(self.rivals[name], part, model, network))
 
 
 def reached(wanted: float, gains: Sequence[tuple[float, float]], show: Callable[[float], str]) -> str:
-    """Where gains are at least as large as wanted, in words.
+    """Describes where gains reach a wanted value.
 
     Args:
-        wanted: the gain.
-        gains: places in increasing order, each with its gain.
-        show: writes a place.
+        wanted: Wanted gain.
+        gains: Pairs of position and gain, in the order of increasing positions.
+        show: Function that formats a position.
     """
     first, last = gains[0][0], gains[-1][0]
     runs = [list(run) for enough, run in groupby(gains, lambda each: each[1] >= wanted) if enough]
@@ -137,29 +136,29 @@ def _between(low: float, high: float, first: float, last: float, show: Callable[
 
 
 def _short(seconds: float) -> str:
-    """A latency, with its unit."""
+    """Formats a latency with its unit."""
     return f"{1e6 * seconds:.3g} µs" if seconds < 1e-3 else f"{1e3 * seconds:.3g} ms"
 
 
 @dataclass(frozen=True)
 class Regimes(Exhibit):
-    """One method against several, at one number of workers, on all networks.
+    """One method against several others with one number of workers, on all networks.
 
     Attributes:
-        methods: by name, counted; those named after ``ours`` are variants of one method, of which the fastest counts.
-        formulas: of the published methods, as far as they are known, named like ``methods``.
-        ours: what the names of its variants begin with.
-        rival: the one of whom the claim is.
-        dense: the one that compresses nothing.
-        claimed: the published speed-up.
-        workers: P.
+        methods: Counted methods by name; those named after ``ours`` are variants, of which the fastest counts.
+        formulas: Known published formulas by name of the method.
+        ours: Prefix of the names of our variants.
+        rival: Rival of the claim.
+        dense: Dense baseline.
+        claimed: Published speedup.
+        workers: Number of workers (P).
         density: Density of the sent entries.
-        kept: by scale, entries that are sent of the larger gradient that is counted.
-        models: those that have a map, by number of parameters.
-        latencies: of the maps' rows, in seconds.
-        bandwidths: of their columns, in Gbit/s.
-        settings: published models and presets of networks; those of a map's places have a frame there.
-        sizes: what models take, by key of ``gpu.MODELS``.
+        kept: Entries sent of the larger counted gradient, by size preset.
+        models: Models with a map, by number of parameters.
+        latencies: Latencies of the rows of a map in seconds.
+        bandwidths: Bandwidths of the columns of a map in Gbit/s.
+        settings: Published models and presets of networks, which have a frame in the maps.
+        sizes: Costs of the models by key of ``gpu.MODELS``.
     """
 
     name: str
@@ -198,7 +197,7 @@ class Regimes(Exhibit):
         return replace(self, sizes=measured_models(self.sizes, own), basis=basis_of(self.basis, own))
 
     def job(self, scale: str, method: str) -> Computation:
-        """The counts of one method."""
+        """Job that counts one method."""
         return cycle_of(self.name, self.methods[method], self.workers, self.density, at(scale, self.kept))
 
     def jobs(self, scale: str) -> Sequence[Computation]:
@@ -210,17 +209,17 @@ class Regimes(Exhibit):
         return f"{len(self.methods)} counts, a minute; those of spardl.breakdown at the scales laptop and paper"
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         return (
             f"{self.workers} workers, density {self.density}; {self.ours} with the better of its numbers of teams at "
-            "every place. How much faster messages are depends, but for a few numbers that travel, too, on one thing: "
+            "every place. How much faster messages are depends, apart from a few counts in messages, on one ratio: "
             "latency over the seconds that the gradient, at four bytes an entry, takes on a link. By formulas: rounds "
             f"and words that papers state, at the end of each range that favours {self.ours}, four bytes a word. What "
             "papers measured includes what their code costs; nothing here does."
         )
 
     def costs(self, scale: str, results: Results) -> Costs | None:
-        """The counts; ``None`` if some failed."""
+        """Counted costs; ``None`` if some jobs failed."""
         found = {method: results.of(self.job(scale, method)) for method in self.methods}
         if any(outcome.reason is not None for outcome in found.values()):
             return None
@@ -228,7 +227,7 @@ class Regimes(Exhibit):
 
     @property
     def stated(self) -> Costs:
-        """What the formulas say."""
+        """Costs by the published formulas."""
         return self._sides({name: formula.cycle for name, formula in self.formulas.items()})
 
     def _sides(self, cycles: Mapping[str, Cycle]) -> Costs:
@@ -237,7 +236,7 @@ class Regimes(Exhibit):
         return Costs(ours, {name: side for name, side in sides.items() if name not in ours}, self.workers, self.sizes)
 
     def _compared(self, costs: Costs) -> Iterator[tuple[str, Costs, str]]:
-        """All comparisons: how it is called, by what costs, and with which rival."""
+        """Name, costs and rival of all comparisons."""
         for rival in costs.rivals:
             yield rival, costs, rival
             if rival in self.stated.rivals:
@@ -274,7 +273,7 @@ class Regimes(Exhibit):
         return [*limits, *(Cell(reached(self.claimed, line, show)) for show in ways)]
 
     def _line(self, costs: Costs, rival: str) -> list[tuple[float, float]]:
-        """Latency, as a share of the gradient's seconds on a link, and how much faster messages are."""
+        """Speedup of messages by latency, as a share of the transfer time of the gradient."""
         decades = round(math.log10(TO / FROM) * STEPS)
         shares = [FROM * 10 ** (step / STEPS) for step in range(decades + 1)]
         model = self.models[-1]
@@ -322,7 +321,7 @@ class Regimes(Exhibit):
         ]
 
     def _maps(self, how: str, costs: Costs, rival: str, part: str) -> Iterator[Picture]:
-        """A panel for each model, all with the same colours."""
+        """One panel per model with a common colour scale."""
         fields = {model: self._fields(costs, rival, part, model) for model in self.models}
         values = [value for each in fields.values() for row in each.values for value in row]
         caption = (
@@ -365,7 +364,7 @@ def _level(claimed: float) -> End:
 
 
 def _on_a_link(model: str, network: Network = ONE_GBIT) -> float:
-    """Seconds that a model's gradient takes at full bandwidth, without latency."""
+    """Transfer time of a model's gradient at full bandwidth without latency, in seconds."""
     return WORD * MODELS[model].entries * network.beta
 
 

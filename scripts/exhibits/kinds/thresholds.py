@@ -128,7 +128,7 @@ class Thresholds(Planned):
     note: str = ""
 
     def job(self, plan: WatchedPlan, case: Case, method: str) -> Computation:
-        """One training."""
+        """Job of one training."""
         words = (*plan.words, *case.words, *self.methods[method][0])
         return watched_training(self.name, "selected", count_selected, words, plan.steps, plan.every)
 
@@ -138,7 +138,7 @@ class Thresholds(Planned):
         return [self.job(plan, case, method) for case in plan.cases for method in self.methods]
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (

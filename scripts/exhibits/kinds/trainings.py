@@ -32,7 +32,7 @@ COLUMNS = (
     "seconds / first row's",
     "machine",
 )
-# Instead of a ratio of seconds: local work is measured, and another processor or torch version changes it.
+# Replaces a ratio of seconds, because local work is measured and depends on the processor and the torch version.
 OTHER_MACHINE = "other machine"
 
 
@@ -81,7 +81,7 @@ class Case:
     Attributes:
         name: Name of the task in the paper, or the beginning of ``what`` if the paper has no such task.
         words: Words of train.py: model, data and length.
-        what: What is trained instead, for captions and titles.
+        what: Task that is trained instead, for captions and titles.
         lower: Whether a lower metric is better.
         own: Further words of single methods, such as a learning rate that suits them.
         known: Reference value of dense training; without one no accuracy is judged.
@@ -98,7 +98,7 @@ class Case:
 
     @property
     def title(self) -> str:
-        """Title of tables and figures: what was trained, and the task of the paper if it differs."""
+        """Title of tables and figures: the trained task, and the task of the paper if it differs."""
         return self.what if self.what.startswith(self.name) else f"{self.what}, for {self.name}"
 
 
@@ -151,7 +151,7 @@ class MethodComparison(Planned):
         return tuple(self.methods) if plan.only is None else plan.only
 
     def job(self, plan: Plan, case: Case, method: str, seed: int) -> Training:
-        """One training."""
+        """Job of one training."""
         row = self.methods[method]
         further = () if row in (DENSE, ALONE) else plan.sparse
         own = dict(case.own).get(method, ())
@@ -160,15 +160,15 @@ class MethodComparison(Planned):
         return Training(words, Labels(self.name, method, (case.name,)), plan.cluster, expected)
 
     @property
-    def twins(self) -> Sequence[str]:
+    def dense_names(self) -> Sequence[str]:
         """Names of dense training; of several settings, the best one is the baseline.
 
         Raises:
-            KeyError: if there is none, because accuracies cannot be judged without a baseline.
+            KeyError: if dense training is missing, because accuracies cannot be judged without a baseline.
         """
         found = [name for name, words in self.methods.items() if words == DENSE]
         if not found:
-            raise KeyError(f"{self.name} has no dense training to judge accuracies by")
+            raise KeyError(f"{self.name} has no dense training, which accuracies are compared with; add one")
         return found
 
     @property
@@ -187,7 +187,7 @@ class MethodComparison(Planned):
         return replace(self, plans={scale: replace(plan, seeds=seeds) for scale, plan in self.plans.items()})
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         own = "".join(f". {case.name}, {name}: {' '.join(words)}" for case in plan.cases for name, words in case.own)

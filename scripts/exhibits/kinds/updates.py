@@ -32,16 +32,16 @@ BASIS = Basis(
 )
 GROWING = ("words", "bytes")
 PARTS = ("computation", "compression", "latency", "bandwidth")
-CUT = "\u2192"  # of a bar that is longer than its axis
+CUT = "\u2192"  # mark of a bar that exceeds its axis
 
 
 class Contender(NamedTuple):
     """A method to compare.
 
     Attributes:
-        choice: of compressor=.
-        words: of train.py.
-        settle: steps until its own adaptation has come to rest.
+        choice: Choice of ``compressor=``.
+        words: Arguments of train.py.
+        settle: Steps until its adaptation has converged.
     """
 
     choice: str
@@ -53,10 +53,10 @@ class Parts(NamedTuple):
     """Seconds of one update.
 
     Attributes:
-        computation: of both passes, and the optimizer.
-        compression: selecting, packing and merging.
-        latency: of messages.
-        bandwidth: of messages.
+        computation: Seconds of both passes and the optimizer.
+        compression: Seconds of selecting, packing and merging.
+        latency: Seconds from the latency of messages.
+        bandwidth: Seconds from the bandwidth of messages.
     """
 
     computation: float
@@ -71,19 +71,19 @@ class Parts(NamedTuple):
 
     @property
     def total(self) -> float:
-        """Of everything, which nothing overlaps."""
+        """Total seconds without overlap."""
         return sum(self)
 
 
 def cycle_of(exhibit: str, contender: Contender, workers: int, density: float, kept: int) -> Computation:
-    """The counts of one method, which every exhibit shares that needs the same.
+    """Job that counts one method, shared by all exhibits with equal settings.
 
     Args:
-        exhibit: the name of the one that asks, for the command.
-        contender: the method.
-        workers: P.
+        exhibit: Name of the exhibit, for the command.
+        contender: Method to count.
+        workers: Number of workers (P).
         density: Density of the sent entries.
-        kept: see :func:`count_cycle`.
+        kept: Number of sent entries, see :func:`count_cycle`.
     """
     arguments = (
         ("name", contender.choice),
@@ -99,14 +99,14 @@ def cycle_of(exhibit: str, contender: Contender, workers: int, density: float, k
 
 
 def predict(model: Model, choice: str, kinds: Cycle, workers: int, network: Network) -> Parts:
-    """What an update takes.
+    """Seconds of an update by part.
 
     Args:
-        model: whose gradients they are.
-        choice: of compressor=.
-        kinds: what :func:`count_cycle` returned.
-        workers: P.
-        network: of the messages.
+        model: Model whose gradients are sent.
+        choice: Choice of ``compressor=``.
+        kinds: Kinds of steps from :func:`count_cycle`.
+        workers: Number of workers (P).
+        network: Network of the messages.
     """
     rounds = sum(kind["share"] * kind["rounds"] for kind in kinds)
     words, path = (sum(kind["share"] * Linear(**kind[key])(model.entries) for kind in kinds) for key in GROWING)
@@ -120,12 +120,12 @@ def predict(model: Model, choice: str, kinds: Cycle, workers: int, network: Netw
 
 @dataclass(frozen=True)
 class UpdatePlan:
-    """What a scale means.
+    """Plan of one size preset.
 
     Attributes:
-        workers: numbers of them, by key of ``gpu.MODELS``.
-        kept: entries that are sent of the larger gradient that is counted.
-        cost: about how long all of it takes.
+        workers: Numbers of workers by key of ``gpu.MODELS``.
+        kept: Entries sent of the larger counted gradient.
+        cost: Approximate duration of all runs.
     """
 
     workers: Mapping[str, tuple[int, ...]]
@@ -135,15 +135,15 @@ class UpdatePlan:
 
 @dataclass(frozen=True)
 class UpdateBreakdown(Exhibit):
-    """Models x methods x numbers of workers on one network: a table and a panel for each model.
+    """Models x methods x numbers of workers on one network, with one table and one panel per model.
 
     Attributes:
-        methods: by name; those whose teams do not divide the workers are left out.
-        plans: by scale.
-        network: a preset.
+        methods: Methods by name; those whose teams do not divide the number of workers are omitted.
+        plans: Plan by size preset.
+        network: Preset of the network.
         density: Density by model.
         baseline: Method that speedups refer to.
-        models: what they take, by key of ``gpu.MODELS``.
+        models: Costs of the models by key of ``gpu.MODELS``.
     """
 
     name: str
@@ -170,7 +170,7 @@ class UpdateBreakdown(Exhibit):
         return replace(self, models=measured_models(self.models, own), basis=basis_of(self.basis, own))
 
     def job(self, plan: UpdatePlan, model: str, method: str, workers: int) -> Computation:
-        """The counts of one method for gradients of a model's density."""
+        """Job that counts one method at the density of a model."""
         return cycle_of(self.name, self.methods[method], workers, self.density[model], plan.kept)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
@@ -184,7 +184,7 @@ class UpdateBreakdown(Exhibit):
         return f"{len(self.jobs(scale))} counts, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         models = [self.models[name] for name in at(scale, self.plans).workers]
         assumed = "; ".join(
             f"{model.title}: {model.seconds:.3g} s ({model.batch} examples a worker, {model.rate:.2g} operations/s: "
@@ -233,7 +233,7 @@ class UpdateBreakdown(Exhibit):
         ]
 
     def _predicted(self, plan: UpdatePlan, model: str, method: str, workers: int, results: Results) -> Parts | None:
-        """An update's parts; ``None`` if the counts failed."""
+        """Parts of an update; ``None`` if counting failed."""
         outcome: Outcome = results.of(self.job(plan, model, method, workers))
         if outcome.reason is not None:
             return None
@@ -285,7 +285,7 @@ def _seconds(found: Parts) -> list[Cell]:
 
 
 def _ratios(found: Parts, baseline: Parts | None) -> list[Cell]:
-    """How many times as fast as the baseline an update is, and its messages."""
+    """Speedups of an update and of its messages over the baseline."""
     if baseline is None:
         return [Cell("baseline failed", bad=True)] * 2
     return [_ratio(baseline, found), _over(baseline.communication, found.communication)]
@@ -300,7 +300,7 @@ def _over(one: float, other: float) -> Cell:
 
 
 def _draw_bars(axes: Any, bars: Mapping[str, Parts]) -> None:
-    """Stacked bars, the first on top; those that would dwarf all others are cut off: their figures have an arrow."""
+    """Stacked bars, the first on top; bars that exceed the axis are cut off and marked with an arrow."""
     plain(axes, "seconds", grid="x")
     below, looks = [0.0] * len(bars), palette.looks(PARTS)
     for number, part in enumerate(PARTS):
@@ -317,5 +317,5 @@ def _draw_bars(axes: Any, bars: Mapping[str, Parts]) -> None:
 
 
 def _limit(totals: Sequence[float]) -> float:
-    """Where the axis ends: no further than three times the median bar, so that small ones can be read."""
+    """Upper end of the axis: at most three times the median bar, so that small bars remain readable."""
     return 1.05 * min(max(totals), 3 * median(totals)) if totals else 1.0

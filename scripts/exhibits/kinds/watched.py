@@ -1,4 +1,4 @@
-"""Real training in the simulated cluster, watched from outside: what goes into synchronizations, and what comes out."""
+"""Traced training in the simulated cluster: observes inputs and results of synchronizations without changing them."""
 
 from __future__ import annotations
 
@@ -37,15 +37,15 @@ __all__ = [
 
 @dataclass(frozen=True)
 class WatchedPlan:
-    """What a scale means.
+    """Plan of one size preset.
 
     Attributes:
         cases: Tasks.
-        words: what all trainings share.
-        steps: of each training.
-        cost: about how long all of it takes.
-        every: of so many steps one is looked at, from the first one on. Should be odd, so that no phase of Ok-Topk's
-            periods is missed.
+        words: Arguments that all trainings share.
+        steps: Number of steps of each training.
+        cost: Approximate duration of all runs.
+        every: Steps between two observations, from the first step on. Choose an odd number to observe all phases of
+            Ok-Topk's periods.
     """
 
     cases: tuple[Case, ...]
@@ -56,21 +56,21 @@ class WatchedPlan:
 
     @property
     def length(self) -> str:
-        """How many steps are trained, and looked at, for a caption."""
+        """Numbers of trained and observed steps, for captions."""
         return f"{self.steps:,} steps from the first one on{f', one in {self.every} looked at' * (self.every > 1)}"
 
 
 def watched_training(
     exhibit: str, kind: str, function: Callable[..., Any], words: Sequence[str], steps: int, every: int = 1
 ) -> Computation:
-    """The job of one training that is watched.
+    """Job of one traced training.
 
     Args:
-        exhibit: its name, to type.
+        exhibit: Name of the exhibit, for the command.
         kind: Name of the computation, for the id.
-        function: takes ``words`` and ``steps``, and ``every``, if that is more than 1, and computes it.
-        words: of train.py.
-        steps: of training.
+        function: Function of ``words`` and ``steps``, and of ``every`` if that is above 1.
+        words: Arguments of train.py.
+        steps: Number of training steps.
         every: Steps between two observations.
     """
     shell = f"python scripts/reproduce.py {exhibit} (train.py {' '.join(words)}, {steps} steps)"
@@ -82,15 +82,15 @@ class Watcher:
     """Observes every synchronization of every worker, without changing anything."""
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """A worker is about to synchronize."""
+        """Called before a worker synchronizes."""
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """A worker has its average of a step."""
+        """Called when a worker has the average of a step."""
 
 
 @dataclass(frozen=True)
 class Watched(Method):
-    """A method that shows what it works on, and computes what it would have computed anyway.
+    """A method that reports its inputs and results to an observer and computes the same averages.
 
     Attributes:
         watcher: Observer.
@@ -100,11 +100,11 @@ class Watched(Method):
 
     @classmethod
     def of(cls, method: Method, watcher: Watcher) -> Watched:
-        """The same method, watched."""
+        """Wraps a method with an observer."""
         return cls(**{field.name: getattr(method, field.name) for field in fields(method)}, watcher=watcher)
 
     def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
-        """Averages, and traces the worker."""
+        """Averages and reports to the observer."""
         step = state.step
         self.watcher.before(self, worker, state)
         average = yield from super().average(worker, state, into)
@@ -113,13 +113,13 @@ class Watched(Method):
 
 
 def selection(method: Method, worker: Worker, state: MethodState) -> Tensor:
-    """What a worker's compressor is about to select of the whole vector, found on copies of what it would change.
+    """Positions that a worker's compressor is about to select, computed on copies of its state.
 
     Returns:
-        int64, strictly increasing positions.
+        Strictly increasing positions as int64.
 
     Raises:
-        ConfigError: if the method sends no single entries.
+        ConfigError: if the method does not send single entries.
     """
     compressor, context = sparse(method), Context(worker, state.layout, state.step - method.warmup.steps)
     select = compressor.selector(context, deepcopy(state.compression))
@@ -127,24 +127,24 @@ def selection(method: Method, worker: Worker, state: MethodState) -> Tensor:
 
 
 def sparse(method: Method) -> SparseCompressor:
-    """The method's compressor.
+    """Compressor of a method.
 
     Raises:
-        ConfigError: if it sends no single entries.
+        ConfigError: if the method does not send single entries.
     """
     if not isinstance(method.compressor, SparseCompressor):
-        raise ConfigError(f"compressor={method.compressor.name} selects nothing; choose one that sends single entries")
+        raise ConfigError(f"compressor={method.compressor.name} does not send single entries; choose one that does")
     return method.compressor
 
 
 def configuration(words: Sequence[str]) -> Mapping[str, Any]:
-    """The configuration of a training that is watched, whole; within :func:`scripts.choices.composing`.
+    """Complete configuration of a traced training; call it inside :func:`scripts.choices.composing`.
 
     Args:
-        words: of train.py.
+        words: Arguments of train.py.
 
     Raises:
-        ConfigError: if they do not compose one.
+        ConfigError: if the configuration is invalid.
     """
     return choices.composed("cluster=simulated", "recipe=published", *words)
 
@@ -153,12 +153,12 @@ def train_watched(words: Sequence[str], steps: int, watcher: Watcher) -> None:
     """Trains for some steps.
 
     Args:
-        words: of train.py; name ``cluster.workers``, and no dense warm-up.
-        steps: how many.
-        watcher: of all synchronizations.
+        words: Arguments of train.py, with ``cluster.workers`` and without dense warm-up.
+        steps: Number of training steps.
+        watcher: Observer of all synchronizations.
 
     Raises:
-        ConfigError: if the configuration does not work.
+        ConfigError: if the configuration is invalid.
     """
     with choices.composing():
         plain = configuration(words)

@@ -1,4 +1,4 @@
-"""What local selection costs: the xi of Ok-Topk's assumption, and the distribution that thresholds cut."""
+"""Exhibits of the error of local selection: the xi of Ok-Topk's assumption, and thresholds in the distribution."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ BASIS = Basis(
     measured="gradients, residuals, selections and averages of every worker, in every step of real trainings",
     assumed="nothing",
 )
-BINS, REACH = 80, 8.0  # of the distribution, and how many standard deviations to either side it has
+BINS, REACH = 80, 8.0  # bins of the distribution, and its range in standard deviations
 THRESHOLDS = ("exact", "used again", "normal fit")
 XI = ("case", "xi, mean", "xi, most", "xi, second half", "with what was sent, second half")
 CUTS = ("case", "k", *THRESHOLDS, *(f"selected / k, {name}" for name in THRESHOLDS))
 
 
 def distance(vectors: Tensor, average: Tensor, gradient: Tensor, k: int) -> tuple[float, float]:
-    """How far the k largest sums are from what local selections leave of them, over the gradient's norm.
+    """Distance between global and local selection, relative to the norm of the gradient.
 
     Args:
-        vectors: of all workers, gradient and residual, shape (P, n).
+        vectors: Sums of gradient and residual of all workers, shape (P, n).
         average: Sent and averaged entries, shape (n,).
-        gradient: the mean of all workers' gradients, shape (n,).
-        k: entries that are kept.
+        gradient: Mean gradient of all workers, shape (n,).
+        k: Number of entries to keep.
 
     Returns:
-        ||Topk(mean of vectors) - Topk(mean of Topk(vector))|| / ||gradient||, which is xi, and the same with the
+        xi = ||Topk(mean of vectors) - Topk(mean of Topk(vector))|| / ||gradient||, and the same distance with the
         average in place of the second term.
     """
     best = largest_of(vectors.mean(0), k)
@@ -57,7 +57,7 @@ def distance(vectors: Tensor, average: Tensor, gradient: Tensor, k: int) -> tupl
 
 
 def largest_of(vector: Tensor, k: int) -> Tensor:
-    """A vector of which all but the k entries of largest magnitude are zero."""
+    """Vector with its k entries of largest magnitude; all others are zero."""
     kept = torch.zeros_like(vector)
     chosen = vector.abs().topk(k).indices
     kept[chosen] = vector[chosen]
@@ -65,12 +65,12 @@ def largest_of(vector: Tensor, k: int) -> Tensor:
 
 
 def thresholds_of(vector: Tensor, chosen: Tensor, k: int) -> dict[str, float]:
-    """The magnitude from which on entries are selected, by name of the way to find it.
+    """Selection thresholds by name of the method that determines them.
 
     Args:
-        vector: gradient and residual of one worker, shape (n,).
-        chosen: positions that a threshold selected which is used again, at least one.
-        k: entries wanted.
+        vector: Sum of gradient and residual of one worker, shape (n,).
+        chosen: At least one position, as selected by a reused threshold.
+        k: Target number of entries.
     """
     tail = NormalDist().inv_cdf(1 - k / vector.numel() / 2)
     found = (
@@ -83,7 +83,7 @@ def thresholds_of(vector: Tensor, chosen: Tensor, k: int) -> dict[str, float]:
 
 @dataclass
 class _Selections(Watcher):
-    """Looks at all workers' vectors: nobody has a result before all began to work on it."""
+    """Observes the vectors of all workers, once all workers have started a synchronization."""
 
     last: int
     every: int = 1
@@ -95,7 +95,7 @@ class _Selections(Watcher):
     picture: dict[str, Any] = field(default_factory=dict)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies what the worker has; of the first one in the last step also its distribution."""
+        """Copies the vector of the worker; for the first worker in the last step, also its distribution."""
         self.states[worker.rank] = state
         if state.step % self.every and state.step != self.last:
             return
@@ -112,7 +112,7 @@ class _Selections(Watcher):
             }
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """With the first result of a step, all workers' vectors are known: looks at them; then keeps the residual."""
+        """Evaluates all vectors at the first result of a step, then keeps the residual."""
         if len(self.xi) * self.every == step:
             self._look(average.dense() if isinstance(average, SparseVector) else average)
         if (step + 1) % self.every == 0:
@@ -126,20 +126,20 @@ class _Selections(Watcher):
 
 
 def measure_selections(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
-    """Trains, and tells what local selection costs.
+    """Trains and measures the error of local selection.
 
     Args:
-        words: of train.py, with a method that sends single entries and has momentum in the optimizer.
-        steps: of training.
+        words: Arguments of train.py, with a method that sends single entries and keeps momentum in the optimizer.
+        steps: Number of training steps.
         every: Steps between two observations, from the first step on.
 
     Returns:
-        ``k``; by step that is looked at ``xi``, and the same ``sent``, with the average that was sent; and ``last``,
-        what one worker has in the last step: its standard deviation, ``scale``; ``counts`` of entries in equal bins of
-        it; ``cuts``, the thresholds by name; and how many entries each has ``selected``.
+        ``k``; by observed step ``xi``, and ``sent``, the same distance with the sent average; and ``last``, the vector
+        of one worker in the last step: its standard deviation ``scale``, ``counts`` of entries in equal bins,
+        thresholds by name as ``cuts``, and the number of entries that each has ``selected``.
 
     Raises:
-        ConfigError: if the method sends no single entries.
+        ConfigError: if the method does not send single entries.
     """
     watcher = _Selections(steps - 1, every)
     train_watched(words, steps, watcher)
@@ -149,11 +149,11 @@ def measure_selections(words: Sequence[str], steps: int, every: int = 1) -> dict
 
 @dataclass(frozen=True)
 class Selections(Planned):
-    """Cases that are trained with one method: xi over steps, and the thresholds in a distribution.
+    """Trainings with one method: xi by step, and the thresholds in a distribution.
 
     Attributes:
-        method: words of train.py.
-        plans: by scale.
+        method: Arguments of train.py that select the method.
+        plans: Plan by size preset.
     """
 
     name: str
@@ -166,7 +166,7 @@ class Selections(Planned):
     note: str = ""
 
     def job(self, plan: WatchedPlan, case: Case) -> Computation:
-        """One training."""
+        """Job of one training."""
         words = (*plan.words, *case.words, *self.method)
         return watched_training(self.name, "selections", measure_selections, words, plan.steps, plan.every)
 
@@ -175,7 +175,7 @@ class Selections(Planned):
         return [self.job(at(scale, self.plans), case) for case in at(scale, self.plans).cases]
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (

@@ -44,7 +44,7 @@ def method_name(config: Mapping[str, Any], command: str | None = None) -> str:
 
 
 def choice_of(group: str, target: str) -> str:
-    """The choice of a group of conf/ that has a ``_target_``; the bare class name if there is none.
+    """Choice of a group of conf/ with a ``_target_``, or the bare class name if no choice has it.
 
     Args:
         group: Name of the group.

@@ -73,7 +73,7 @@ class Source(NamedTuple):
 
     Attributes:
         command: Command that makes it again.
-        state: Folder or file that holds it, or why there is none.
+        state: Folder or file that holds it, or the reason why it is missing.
     """
 
     command: str
@@ -164,7 +164,7 @@ def _known(basis: Basis) -> Mapping[str, str]:
 
 
 def _behind(content: Table, sources: Sources) -> Mapping[str, Sequence[Source]]:
-    """Origins by row; one entry for all rows if they share it, none if there are none."""
+    """Origins by row; a single entry if all rows share it, empty without origins."""
     found = {row.name: tuple(sources(row)) for row in content.rows}
     if not any(found.values()):
         return {}

@@ -29,7 +29,7 @@ MOST_SOURCES = 12
 TITLE = "Reproduced tables and figures"
 LEAD = (
     "Claims of the papers come first: the published figure, ours, and a verdict. Below, every figure lists the runs "
-    "behind it and states what was simulated, measured and assumed. A cell with \u2717 marks a failure."
+    "behind it and states which quantities were simulated, measured or assumed. A cell with \u2717 marks a failure."
 )
 
 

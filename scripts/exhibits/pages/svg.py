@@ -1,4 +1,4 @@
-"""Figures as SVG inside a page: small, with the page's colours and letters, and with names that clash with no other."""
+"""Inline SVG figures: compact, with the colours and fonts of the page, and with ids that are unique on it."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from scripts.exhibits.charts import axes, palette
 
 __all__ = ["inline", "swatch"]
 
-# What a page has in place of colours that matplotlib was given.
+# CSS variables that replace the colours of matplotlib.
 _VARIABLES: Mapping[str, str] = MappingProxyType(
     {"#000000": "currentColor", "#ffffff": "var(--paper)", **palette.variables()}
 )
-# What stands for matplotlib's markers.
+# SVG shapes of the markers in legends.
 _MARKS: Mapping[str, str] = MappingProxyType(
     {
         "o": 'circle cx="14" cy="5" r="3.6"',
@@ -33,21 +33,21 @@ _MARKS: Mapping[str, str] = MappingProxyType(
 _DECIMAL = re.compile(r"-?\d+\.\d+")
 _LETTERS = re.compile(r"(font-family: |(?<=px) )'[^;]*")  # of the property font, in older versions
 _REFERENCE = re.compile(r"url\(#([^)]+)\)")
-# Attributes that hold places; a tenth of a point is less than can be seen.
+# Attributes that hold coordinates. They are rounded to 0.1 points, a difference that is not visible.
 _PLACES = ("d", "x", "y", "width", "height", "points")
 
 
 def inline(draw: Draw, ident: str, title: str) -> str:
-    """Draws a figure.
+    """Draws a figure as an ``svg`` element.
 
     Args:
-        draw: draws it into a matplotlib figure.
-        ident: what all ids in it begin with; unique on the page.
+        draw: Function that draws into a matplotlib figure.
+        ident: Prefix of all ids in the figure, unique on the page.
         title: Description for screen readers.
 
     Returns:
-        An ``svg`` element without namespaces, as HTML wants it. Text stays text. It has no size of its own but only
-        proportions.
+        An ``svg`` element without namespaces, for use in HTML. It contains text as text, and has an aspect ratio but
+        no fixed size.
     """
     root = ElementTree.fromstring(_drawn(draw, ident))
     for element in root.iter():
@@ -95,12 +95,12 @@ def _drawn(draw: Draw, salt: str) -> bytes:
 
 
 def _local(name: str) -> str:
-    """A name without its namespace."""
+    """Name without its XML namespace."""
     return name.rpartition("}")[2]
 
 
 def _rename(root: ElementTree.Element, ident: str) -> None:
-    """Leaves only ids that something refers to, and makes these the figure's own."""
+    """Adds the prefix to all ids that are referenced, and removes the others."""
     values = [value for element in root.iter() for value in element.attrib.values()]
     wanted = set(chain.from_iterable(_REFERENCE.findall(value) for value in values))
     wanted |= {value[1:] for value in values if value.startswith("#")}
@@ -137,4 +137,4 @@ def _restyled(attributes: Mapping[str, str]) -> Iterator[tuple[str, str]]:
 
 
 def _short(number: re.Match[str]) -> str:
-    return f"{round(float(number[0]), 1) + 0.0:g}"  # + 0.0: there is no -0
+    return f"{round(float(number[0]), 1) + 0.0:g}"  # + 0.0 turns -0.0 into 0.0

@@ -30,7 +30,7 @@ HALVES, FUSED = "WFBP / DeAR, per layer", "per layer / tuned"
 OVER_BEST, OVER_LAYERS = "best other / tuned", "WFBP / tuned"
 LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
 TRIALS = (5, 10, 20)
-# Of --profile: model, file and digest each.
+# Model, file and digest of each --profile.
 Files: TypeAlias = Sequence[tuple[str, str, str]]
 PARAMETERS = bench_schedules.sizes()
 BASIS = Basis(
@@ -48,7 +48,7 @@ def _costs(workers: int, network: str) -> schedules.MethodCosts:
 
 
 def _tuned(profile: Profile, costs: schedules.MethodCosts) -> Timeline:
-    """Buckets beside the backward pass, of the best of the sizes that DeAR is given, too."""
+    """Buckets during the backward pass, with the best of the bucket sizes that DeAR can use."""
     sizes = (partial(schedules.per_size, size) for size in schedules.SWEPT_MB)
     return min((schedules.beside_backward(cut, profile, costs) for cut in sizes), key=lambda found: found.seconds)
 
@@ -73,7 +73,7 @@ def _predict(column: str, profile: Profile, costs: schedules.MethodCosts) -> Tim
 
 
 def speed(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
-    """Seconds of an iteration of 64 workers, and how much faster DeAR is than the best other schedule."""
+    """Seconds of an iteration with 64 workers, and the speedup of DeAR over the best other schedule."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
@@ -87,7 +87,7 @@ def speed(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
 
 
 def no_fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
-    """Seconds of an iteration of 64 workers with every layer alone, and what the halves gain then; and fusion."""
+    """Seconds of an iteration with 64 workers by layer, the gain of the halves, and fusion."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
@@ -101,7 +101,7 @@ def no_fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
 
 
 def breakdown(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
-    """Of an iteration of 64 workers: seconds of computing, of communication, and of what nothing hides."""
+    """Seconds of computation, communication and exposed communication in an iteration with 64 workers."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
@@ -117,7 +117,7 @@ def breakdown(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
 
 
 def scaling(models: Sequence[str], workers: Sequence[int], measured: Files = ()) -> dict[str, Any]:
-    """Throughput of P workers over P times that of one, for DeAR and the best other schedule."""
+    """Throughput of P workers relative to P single workers, for DeAR and the best other schedule."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         rows: dict[str, list[float | str]] = {}
@@ -132,7 +132,7 @@ def scaling(models: Sequence[str], workers: Sequence[int], measured: Files = ())
 
 
 def tuning(models: Sequence[str], seeds: Sequence[int], measured: Files = ()) -> dict[str, Any]:
-    """How near to the best buffer size Bayesian optimization, random and grid search come after some trials."""
+    """Share of the best speed that Bayesian optimization, random and grid search reach after some trials."""
     rows: dict[str, list[float | str]] = {}
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
@@ -150,7 +150,7 @@ Curve = Callable[[float], float]
 
 
 def _curve(profile: Profile, costs: schedules.MethodCosts) -> Curve:
-    """Seconds of an iteration by size of the groups in MB."""
+    """Seconds of an iteration by group size in MB."""
 
     def seconds(megabytes: float) -> float:
         found = schedules.beside_both(megabytes, profile, costs)

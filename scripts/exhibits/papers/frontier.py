@@ -15,10 +15,11 @@ __all__ = ["EXHIBITS", "FRONTIER"]
 # Gbit/s.
 LINKS = (0.05, 0.2, 1.0)
 SEEDS = (1, 2, 3)
-# What is exchanged. SparseLoCo sends the largest of each chunk, in 2 bits, and the rest decays (Sarfi et al. 2025).
+# Methods of the exchange. SparseLoCo sends the largest entries of each chunk in 2 bits, and the residual decays (Sarfi
+# et al. 2025).
 ALL, SENT = "outer.none", "scope=chunk,wire=int2,residual_decay=0.95"
 SPARSE_LOCO = f"outer.topka,{SENT},density=0.015625"
-# At the same density an all-reduce brings the entries of one worker where an all-gather brings those of four.
+# At equal density, an all-gather with four workers brings four times the entries of an all-reduce.
 OURS = f"outer.spardl,{SENT},density=0.0625"
 
 
@@ -26,35 +27,35 @@ class Outer(NamedTuple):
     """Outer steps.
 
     Attributes:
-        lr: their rate.
-        momentum: Nesterov's; ``None``: the method's own.
+        lr: Outer learning rate.
+        momentum: Nesterov momentum, or ``None`` for the default of the method.
     """
 
     lr: float
     momentum: float | None = None
 
     def case(self, sent: str, every: int) -> str:
-        """Of bench_accuracy.py, for something that is sent after so many steps."""
+        """Case of bench_accuracy.py for a message that is sent at regular intervals of steps."""
         name, comma, options = sent.partition(",")
         moved = "" if self.momentum is None else f",momentum={self.momentum}"
         return f"{name},lr={self.lr}{moved}{comma}{options},every={every}"
 
 
-# As published first, then what is tried in their place. Local SGD averages weights; DiLoCo has Nesterov's momentum
-# (Douillard et al. 2023); SparseLoCo has none, nor have ours.
+# The published settings first, then the tried alternatives. Local SGD averages weights; DiLoCo uses Nesterov momentum
+# (Douillard et al. 2023); SparseLoCo and our methods use no momentum.
 LOCAL_SGD = (Outer(1.0, 0.0),)
 DILOCO = (Outer(0.7, 0.9), Outer(0.4, 0.9), Outer(0.7, 0.5))
 SPARSE = (Outer(1.0), Outer(0.7), Outer(1.5))
 
 
 class Tuned(NamedTuple):
-    """What ended best with the first seed, of what :class:`Entrant` says is tried.
+    """Best setting with the first seed among those tried, see :class:`Entrant`.
 
     Attributes:
-        rate: the learning rate.
-        outer: the outer steps; ``None``: as published, or none at all.
-        more: learning rates that were tried besides those of the course.
-        around: see :class:`Entrant`; none: its own learning rate.
+        rate: Learning rate.
+        outer: Outer steps; ``None`` for the published ones, or without local steps.
+        more: Tried learning rates in addition to those of the course.
+        around: Learning rates of :class:`Entrant`; empty for its own learning rate.
     """
 
     rate: float
@@ -64,14 +65,14 @@ class Tuned(NamedTuple):
 
 
 class Way(NamedTuple):
-    """What takes part, before it is tuned.
+    """An entrant before tuning.
 
     Attributes:
-        name: of it.
-        sent: of bench_accuracy.py; where steps are local, without their words.
-        every: steps between two exchanges; 1: no local steps.
-        steps: outer ones, of local steps.
-        whole: see :class:`Entrant`.
+        name: Name of the method.
+        sent: Case of bench_accuracy.py, without the options of local steps.
+        every: Steps between two exchanges; 1 means no local steps.
+        steps: Outer steps of local steps.
+        whole: Whether whole trainings check the seconds, see :class:`Entrant`.
     """
 
     name: str
@@ -82,11 +83,11 @@ class Way(NamedTuple):
 
     @property
     def title(self) -> str:
-        """Names it in tables."""
+        """Name in tables."""
         return f"{self.name}, every {self.every}" if self.steps else self.name
 
     def entrant(self, tuned: Tuned, tried: tuple[float, ...]) -> Entrant:
-        """It takes part so; ``tried``: learning rates of all."""
+        """Entrant with its tuned setting; ``tried`` holds the learning rates of all entrants."""
         rates = (*tried, *tuned.more)
         if not self.steps:
             return Entrant(self.title, self.sent, tuned.rate, rates, whole=self.whole)
@@ -111,12 +112,12 @@ WAYS = (
 
 
 def _entrants(tried: tuple[float, ...], rest: Tuned, tuned: Mapping[str, Tuned]) -> tuple[Entrant, ...]:
-    """All of them.
+    """All entrants.
 
     Args:
-        tried: learning rates.
-        rest: of those that ``tuned`` does not name.
-        tuned: by title.
+        tried: Tried learning rates.
+        rest: Setting of the entrants that are missing in ``tuned``.
+        tuned: Best setting by title.
     """
     return tuple(way.entrant(tuned.get(way.title, rest), tried) for way in WAYS)
 
@@ -200,7 +201,7 @@ FRONTIER = Frontier(
         {
             "smoke": (SMOKE,),
             "laptop": WHOLE,
-            "paper": WHOLE,  # a lab is on one machine, whatever the scale
+            "paper": WHOLE,  # a lab runs on one machine at every size
         }
     ),
     leads=True,

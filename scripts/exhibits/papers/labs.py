@@ -1,4 +1,4 @@
-"""What the network lab measures: synchronizations and schedules of four workers, on links that are really slow."""
+"""Measurements in the network lab: synchronizations and schedules of four workers on slow links."""
 
 from __future__ import annotations
 
@@ -47,12 +47,12 @@ def _sync(methods: str, *words: str) -> tuple[str, ...]:
 def _scales(
     smoke: tuple[str, ...], laptop: tuple[str, ...], limit: float, gbit: float = 1.0
 ) -> Mapping[str, tuple[tuple[str, Any], ...]]:
-    """A lab is on one machine, so the paper's scale is the laptop's."""
+    """Arguments by size; the size of the paper is that of a laptop, because a lab runs on one machine."""
     whole = _arguments(gbit, limit, *laptop)
     return MappingProxyType({"smoke": _arguments(gbit, 200.0, *smoke), "laptop": whole, "paper": whole})
 
 
-# Rivals are given the same sizes as DeAR, and MG-WFBP's search.
+# Rivals can use the same bucket sizes as DeAR, and the search of MG-WFBP.
 TUNED = ",".join(
     (
         "after_backward",
@@ -127,7 +127,7 @@ FEWER_BITS = replace(
 
 
 def _grouped(name: str, title: str, source: str, shows: str, laptop: tuple[str, ...], gbit: float = 1.0) -> Measured:
-    """Ways to cut layers into groups, for several methods."""
+    """Partitions of layers into groups, for several methods."""
     return replace(
         DEAR,
         name=name,
@@ -191,7 +191,7 @@ DELAYS = (0.1, 5.0, 20.0)
 
 
 def _streamed(name: str, model: str, schedules: str, *words: str) -> Measured:
-    """Several groups under way at once, on links of several delays."""
+    """Several groups in flight on links with several delays."""
     made = _grouped(name, "Groups under way at once", OURS, "", _overlap(model, schedules, *words))
     several = {scale: (*given, ("delays_ms", DELAYS)) for scale, given in made.arguments.items()}
     few = _arguments(1.0, 200.0, *_overlap("resnet20", "wfbp:bucket_mb=0.5", *FEW, "--streams", "1,2"))
@@ -209,7 +209,7 @@ def _several(streams: str) -> tuple[str, ...]:
     return ("--methods", "spardl,none", "--streams", streams, "--rounds", "5", "--settle", "2")
 
 
-# Each case has a model, its gradient and a residual in every worker: six cases a method do not fit in 24 GB.
+# Each case keeps a model, its gradient and a residual per worker: six cases per method do not fit into 24 GB.
 STREAMS = _streamed(
     "settings.streams",
     "resnet50",

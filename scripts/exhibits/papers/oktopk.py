@@ -63,13 +63,13 @@ TEXT = Case(
     lower=True,
 )
 CASES = (DIGITS, SPEECH, TEXT)
-# So many that an entry of average size is sent ten times at 1%; the last is halfway from one choice of regions to the
-# next.
+# Steps in which an entry of average size is sent ten times at 1%; the last step is halfway between two choices of
+# regions.
 ENOUGH = 1057
 
 
 def _lasting(case: Case, what: str) -> Case:
-    """The same, trained for so long that what is watched is no longer how it begins."""
+    """The same plan with enough steps to observe more than the start of the training."""
     words = (*case.words, "training.epochs=1000", f"training.max_steps={ENOUGH}")
     return replace(case, words=words, what=f"{what}, {ENOUGH:,} steps")
 

@@ -1,4 +1,4 @@
-"""Trainings of real length: rows that stand side by side, and tasks on real data."""
+"""Trainings of real length: compared methods, and tasks on real data."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ __all__ = [
 ]
 
 OURS, FLOOR = "SparDL, our recipe", "alone"
-# What a compressed training is to be held against, besides dense: the floor, half the bytes, and torch's low ranks.
+# Baselines in addition to dense training: no communication, half the bytes, and torch's low-rank compression.
 RIVALS: Mapping[str, tuple[str, ...]] = MappingProxyType(
     {
         FLOOR: ALONE,
@@ -44,7 +44,7 @@ FIVE = (1, 2, 3, 4, 5)
 ON_CIFAR = Known(0.85, "a sixteenth of the 64,000 steps in which He et al. 2016 reach 91.25%", 0.005)
 ON_PTB = Known(120.0, "the small network of Zaremba et al. 2014, of 2 x 200: 114.5 on test data", 0.5)
 WORKERS = 14
-# Hundreds of epochs, so that steps end a training, and a warm-up of as many steps whatever the number of workers.
+# Hundreds of epochs, so that the number of steps ends a training and sets the warm-up for any number of workers.
 EVENING = (
     "training.check_every=1000",
     "training.log_every=50",
@@ -56,14 +56,14 @@ EVENING = (
 
 
 class Pace(NamedTuple):
-    """A task, and what it takes.
+    """A task and its costs.
 
     Attributes:
-        case: the task.
-        steps: of a training.
-        seconds: of a core, for a step of 14 workers with SparDL; measured (Intel Xeon, CIFAR-10: AMD EPYC, with other
-            work beside it), rounded up.
-        workers: how many there are.
+        case: Case of the task.
+        steps: Number of training steps.
+        seconds: Core seconds per step of 14 workers with SparDL, measured (Intel Xeon; CIFAR-10: AMD EPYC under other
+            load) and rounded up.
+        workers: Number of workers.
     """
 
     case: Case
@@ -73,12 +73,12 @@ class Pace(NamedTuple):
 
     @property
     def timed(self) -> Case:
-        """The task, which knows what it takes."""
+        """Case with its duration."""
         return replace(self.case, worker_seconds=self.steps * self.seconds / WORKERS)
 
 
 def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int]) -> str:
-    """What trainings take; one worker alone takes a share of what all do."""
+    """Duration of trainings; a single worker takes its share of the time of all workers."""
     seconds = sum(
         pace.steps * pace.seconds * (1 if row == FLOOR else pace.workers) / WORKERS for pace in paces for row in rows
     )
@@ -86,20 +86,20 @@ def hours(paces: Sequence[Pace], rows: Sequence[str], seeds: Sequence[int]) -> s
 
 
 def only(methods: Iterable[str], plans: Mapping[str, Plan]) -> Mapping[str, Plan]:
-    """Plans that train these methods, and no other ones of an exhibit."""
+    """Plans that train only these methods of an exhibit."""
     return {scale: replace(plan, only=tuple(methods)) for scale, plan in plans.items()}
 
 
 def with_evening(
     plans: Mapping[str, Plan], rows: Sequence[str], paces: Sequence[Pace], sparse: tuple[str, ...] = ()
 ) -> Mapping[str, Plan]:
-    """Plans, and one of real length with five seeds.
+    """Adds a plan of real length with five seeds.
 
     Args:
-        plans: the others.
-        rows: of an evening.
-        paces: its tasks.
-        sparse: further words of all rows but dense training.
+        plans: Other plans.
+        rows: Methods of the new plan.
+        paces: Tasks of the new plan.
+        sparse: Further arguments of all rows except dense training.
     """
     evening = Plan(tuple(pace.timed for pace in paces), EVENING, FIVE, hours(paces, rows, FIVE), sparse=sparse)
     return MappingProxyType({**plans, "evening": evening})
@@ -109,11 +109,11 @@ def long_digits(steps: int, *words: str, name: str = "", own: Own = (), workers:
     """ResNet-20 on digits for some steps.
 
     Args:
-        steps: of each training.
-        words: of train.py, besides.
-        name: what tells it from others.
-        own: further words of single methods.
-        workers: how many there are.
+        steps: Number of steps of each training.
+        words: Additional arguments of train.py.
+        name: Suffix that distinguishes the task.
+        own: Further arguments of single methods.
+        workers: Number of workers.
     """
     several = () if workers == WORKERS else (f"cluster.workers={workers}",)
     common = ("model=resnet20", "dataset=digits", f"training.max_steps={steps}", "training.eval_every=10")
@@ -171,7 +171,7 @@ def _cases(data: Mapping[str, str], few: int | None = None, *last: str) -> tuple
         "training.eval_every=5",
         "training.eval_examples=1000",
     )
-    # Some hundred examples each, all that is at hand of them: four workers are enough.
+    # These data sets have only a few hundred examples each, so four workers are enough.
     few_examples = ("cluster.workers=4", "lr_schedule.warmup_fraction=0.05", "training.eval_every=5")
     houses = ("model=vgg11_house", f"dataset={data['houses']}", "dataset.image_size=32", *few_examples)
     letters = ("model=lstm_an4_small", f"dataset={data['an4']}", *few_examples)

@@ -24,19 +24,19 @@ FALLING, TENTH, THIRD = "density falls, a tenth of the steps", "dense, a tenth o
 
 
 def _plans(cost: str, *cases: Case) -> Mapping[str, Plan]:
-    """The paper's scale is the laptop's: no paper has these figures."""
+    """Arguments by size; the size of the paper is that of a laptop, because no paper has these figures."""
     tiny, whole = Plan((PICTURES,), TINY, ONE_SEED, "seconds each"), Plan(cases, (), SEEDS, cost)
     return MappingProxyType({"smoke": tiny, "laptop": whole, "paper": whole})
 
 
 def _digits(workers: int, steps: int) -> Case:
-    """ResNet-20 on digits for 30 epochs, which are so many steps."""
+    """ResNet-20 on digits for 30 epochs, given as a number of steps."""
     what = f"ResNet-20 on digits, {workers} workers, {steps} steps"
     return Case(what, ("model=resnet20", "dataset=digits", f"cluster.workers={workers}"), what, known=ON_DIGITS)
 
 
 def _warmed(workers: int, steps: int, density: float) -> Case:
-    """The same with warm-ups that are shares of these steps."""
+    """The same trainings with warm-ups as shares of these steps."""
     case, sent = _digits(workers, steps), f"compressor.density={density}"
     own = {
         "no warm-up": (sent,),
@@ -58,9 +58,10 @@ WARM_UP = MethodComparison(
     methods=MappingProxyType({**dict.fromkeys(("no warm-up", FALLING, TENTH, THIRD), SPARDL), "dense": DENSE}),
     plans=_plans("about 20 minutes", _warmed(4, 660, 0.001), _warmed(8, 330, 0.01)),
 )
-# Parts of other methods, and what has a dense warm-up longer than these trainings.
+# Parts of other methods, and methods with a dense warm-up longer than these trainings.
 LEFT_OUT = frozenset({"none", "topk", "cast", "quantized", "oktopk_vgg", "oktopk_lstm", "oktopk_bert"})
-# A momentum of its own; and one worker makes no more steps than all do, where epochs would be eight times as many.
+# PowerSGD sets its own momentum. A single worker trains as many steps as all workers; an equal number of epochs would
+# be eight times as many steps.
 ITS_OWN = (
     ("arc_topk_ef21", ("optimizer.momentum=0", "optimizer.lr=0.5")),
     ("alone", ("training.max_steps=330",)),
@@ -100,15 +101,15 @@ WIRE = MethodComparison(
 def _bench(
     name: str, title: str, shows: str, whole: Mapping[str, Any], few: tuple[str, ...], note: str = ""
 ) -> benches.Timed:
-    """A bench of the repository.
+    """Exhibit of a benchmark of the repository.
 
     Args:
-        name: of the exhibit.
-        title: likewise.
-        shows: likewise.
-        whole: arguments of :func:`benches.timed`.
-        few: words of a small run in place of the others.
-        note: of the exhibit.
+        name: Name of the exhibit.
+        title: Title of the exhibit.
+        shows: What a reader can learn from the exhibit.
+        whole: Arguments of :func:`benches.timed`.
+        few: Options of a small run that replace the others.
+        note: Note of the exhibit.
     """
     laptop, smoke = tuple(whole.items()), tuple({**whole, "runs": (few,)}.items())
     return benches.Timed(

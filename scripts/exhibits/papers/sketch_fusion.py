@@ -27,7 +27,7 @@ METHODS = (*bench_schedules.FUSED, "none")
 ALONE, BETTER = "alone / fused", "best other / fused"
 BUCKETS = f"{schedules.BUCKET_MB:g} MB buckets"
 PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
-# Of --profile: model, file and digest each.
+# Model, file and digest of each --profile.
 Files: TypeAlias = Sequence[tuple[str, str, str]]
 PARAMETERS = bench_schedules.sizes()
 BASIS = Basis(
@@ -39,7 +39,7 @@ BASIS = Basis(
 
 
 def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple[str, str], list[float]]:
-    """Seconds of an iteration by model and method, for each partition, and without any communication."""
+    """Seconds of an iteration by model and method for each partition, and without communication."""
     profiles = bench_schedules.assumed_gpu(models, measured).profiles
     lines = bench_schedules.assumed_compression(WORKERS)
     found = {}
@@ -61,7 +61,7 @@ def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple
 
 
 def fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
-    """Seconds of an iteration with every layer alone, in buckets, the whole model at once, and LayerFusion."""
+    """Seconds of an iteration by layer, with buckets, with one group for the model, and with LayerFusion."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         rows = {
@@ -74,7 +74,7 @@ def fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
 
 
 def scaling(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
-    """The share of the ideal speed that 16 workers reach."""
+    """Share of the ideal speed that 16 workers reach."""
     sheets = []
     for network in bench_schedules.NETWORKS:
         rows = {

@@ -1,4 +1,4 @@
-"""What the papers' trainings have in common at scales that are not theirs."""
+"""Common parts of the trainings at sizes other than those of the papers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ VIRTUAL = Basis(
     assumed="latency and bandwidth of the network; that workers do not slow each other down",
 )
 SEEDS = (1, 2, 3)
-ONE_SEED = SEEDS[:1]  # where two steps show that all runs, and nothing is learned
+ONE_SEED = SEEDS[:1]  # for smoke tests of two steps, which learn nothing
 SMALL = ("training.eval_batch_size=512", "training.log_every=100", "training.check_every=1000")
 TINY = (
     *SMALL,
@@ -38,7 +38,7 @@ TINY = (
     "training.batch_size=2",
 )
 
-# One point below what single seeds reached, so that other seeds and lengths pass and a diverged training does not.
+# One point below the results of single seeds, so that other seeds and lengths pass and diverged trainings fail.
 ON_DIGITS = Known(
     0.985, "a point below ResNet-20 in 30 epochs on 4 workers, docs/configuration.md: 0.9944 and 0.9972", 0.0005
 )
@@ -57,7 +57,7 @@ KNOWN: Mapping[str, Known] = MappingProxyType(
 
 
 def as_published(*presets: str) -> Plan:
-    """The plan at scale ``paper``: presets of ``experiment=`` on real workers, who are started by Slurm."""
+    """Plan of the size ``paper``: presets of ``experiment=`` on real workers, started by Slurm."""
     cases = tuple(
         Case(preset, (f"experiment={preset}",), "as published", known=KNOWN.get(preset)) for preset in presets
     )

@@ -216,7 +216,7 @@ RESIDUALS = MethodComparison(
         ),
         tuple(COLLECTING),
         [
-            # Ten sweeps over all entries, where the published density has one: long enough for a verdict.
+            # Every entry can be sent ten times instead of once at the published density: long enough for a verdict.
             long_digits(1000, name=", 1%", own=AT_ONE_PERCENT),
             *(
                 long_digits(900, f"optimizer.lr={rate}", name=f", 8 workers, learning rate {rate}, 0.1%", workers=8)
@@ -226,7 +226,7 @@ RESIDUALS = MethodComparison(
         FEW,
     ),
 )
-# The shortest of 14 workers; dense training and GRES are those of spardl.real_data.
+# The shortest task with 14 workers; dense training and GRES share their runs with spardl.real_data.
 READING, STAND_IN = pace_of("LSTM on IMDB"), pace_of("LSTM on IMDB", SYNTHETIC)
 RESIDUALS_REAL = replace(
     RESIDUALS,
@@ -308,7 +308,7 @@ TEAMS = MethodComparison(
 MANY_TEAMS = MethodComparison(
     name="spardl.many_teams",
     title="More teams",
-    source="R-SAG with more than 2 teams, and B-SAG beside it (from memory, medium); 16 workers, since R-SAG takes a "
+    source="R-SAG with more than 2 teams, compared with B-SAG (from memory, medium); 16 workers, since R-SAG takes a "
     "power of two of teams, and of those only 2 divide 14",
     shows="trade-off between rounds and words as the teams of R-SAG grow; accuracies are of an early stage",
     basis=VIRTUAL,

@@ -1,4 +1,4 @@
-"""What lies behind two results: where the order of residual rules comes from, and why 1% costs what it does."""
+"""Causes of two results: the order of the residual rules, and the loss of accuracy at 1%."""
 
 from __future__ import annotations
 
@@ -25,22 +25,22 @@ __all__ = ["REAL_DATA_WHY", "RESIDUALS_WHY"]
 
 
 class Condition(NamedTuple):
-    """What two rules are compared under.
+    """Conditions under which two rules are compared.
 
     Attributes:
-        words: of train.py.
-        forgets: whether the rule whose residual forgets is compared as well.
+        words: Arguments of train.py.
+        forgets: Whether to compare the rule that forgets parts of the residual as well.
     """
 
     words: tuple[str, ...]
     forgets: bool
 
 
-# In SparDL each block has a share of the entries for itself. gTopk, too, drops entries wherever sums meet, but of the
-# whole vector's: no block has a share there.
+# In SparDL each block has its own share of the entries. gTopk also drops entries wherever sums are merged, but selects
+# from the whole vector.
 SELECTIONS = MappingProxyType({"share per block": "spardl", "whole vector": "gtopk"})
-# Without momentum a step is as long as all that a gradient adds up to with it; nothing then multiplies what is late, so
-# forgetting it answers no question.
+# Without momentum the learning rate is scaled to the total effect of a gradient with momentum. Nothing amplifies late
+# entries then, so the rule that forgets them is not compared.
 MOMENTA = MappingProxyType(
     {
         "momentum 0.9": Condition((), forgets=True),
@@ -97,7 +97,8 @@ RESIDUALS_WHY = Contrasts(
     ),
 )
 
-# SparDL's budget is for the sum of all workers, TopkA's for each of them. Rows but two are those of spardl.real_data.
+# SparDL's budget applies to the sum of all workers, that of TopkA to each worker. All but two rows share their
+# runs with spardl.real_data.
 DENSE, PUBLISHED, EACH, MORE = "dense", "SparDL", "TopkA", f"{OURS}, 10% in 4 bits"
 PRICES = MappingProxyType(
     {

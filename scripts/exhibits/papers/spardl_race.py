@@ -1,4 +1,4 @@
-"""Seconds until a metric is reached: four workers, two links, plain DDP, torch's hooks and ours."""
+"""Seconds until a target metric with four workers on two links, for plain DDP, hooks of torch and ours."""
 
 from __future__ import annotations
 
@@ -17,32 +17,32 @@ LINKS = (1.0, 0.1)
 
 
 class _Length(NamedTuple):
-    """How some of them train.
+    """Length and learning rate of trainings.
 
     Attributes:
-        steps: of a run.
-        rate: the learning rate.
+        steps: Number of steps of a run.
+        rate: Learning rate.
     """
 
     steps: int
     rate: float
 
     def entrant(self, name: str, case: str, pace: tuple[float, ...], role: Role = Role.OTHER) -> Entrant:
-        """Who trains so, and takes so many seconds for a step on each of the links, about, on two cores."""
+        """Entrant with this training; ``pace`` holds the approximate seconds per step on each link, on two cores."""
         return Entrant(name, case, self.steps, pace, (f"optimizer.lr={self.rate:g}",), role)
 
 
 def _entrants(dense: _Length, powersgd: _Length, published: _Length, ours: _Length) -> tuple[Entrant, ...]:
-    """All of them.
+    """All entrants.
 
     Args:
-        dense: of plain DDP, and of torch's cast.
-        powersgd: of torch's PowerSGD.
-        published: of sparse methods as their papers have them.
-        ours: of the same with our recipe: the hook is given the optimizer.
+        dense: Training of plain DDP and of torch's cast to 16 bits.
+        powersgd: Training of torch's PowerSGD.
+        published: Training of sparse methods as published.
+        ours: Training of sparse methods with the recommended recipe, where the hook receives the optimizer.
     """
     sparse, theirs = (0.08, 0.09), "density=0.01,recipe=published"
-    # With the largest entries of the whole model, as was the recipe when these were measured.
+    # With the largest entries of the whole model, the recommended recipe at the time of the measurements.
     own = "density=0.01,scope=model,optimizer=True"
     return (
         dense.entrant("dense DDP", "ddp", (0.11, 0.62)),
@@ -91,7 +91,7 @@ DOCSTRINGS = Course(
     SEEDS,
     10,
 )
-# The rates are those that were best with seed 4 on 1 Gbit/s; docs/reproducing-papers.md has what was tried.
+# Learning rates that were best with seed 4 on 1 Gbit/s; docs/reproducing-papers.md lists the tried ones.
 REVIEWS = Course(
     "LSTM on IMDB",
     _words("imdb", 20_001, 1000, 0.05),

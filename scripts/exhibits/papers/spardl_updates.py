@@ -1,4 +1,4 @@
-"""What an update takes with SparDL and the methods that its paper compares it with."""
+"""Time of an update with SparDL and the methods that its paper compares it with."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from scripts.exhibits.notes import OKTOPK
 __all__ = ["BREAKDOWN", "FAST_NETWORK", "REGIMES"]
 
 WORKERS, DENSITY = 14, 0.01
-# Entries that are sent of what is counted.
+# Entries sent of the counted gradients.
 SMOKE, LAPTOP = 512, 4096
 
 CONTENDERS = MappingProxyType(
@@ -32,7 +32,7 @@ ONE_PERCENT = MappingProxyType(dict.fromkeys(PUBLISHED_MODELS, DENSITY))
 
 
 def _updates(smoke: str, *models: str) -> Mapping[str, UpdatePlan]:
-    """Plans that share their counts: all at 14 workers."""
+    """Plans that share their counts, all with 14 workers."""
     return MappingProxyType(
         {
             "smoke": UpdatePlan({smoke: (WORKERS,)}, SMOKE, "seconds"),
@@ -72,13 +72,13 @@ FAST_NETWORK = UpdateBreakdown(
 
 
 def _of_spardl(teams: int) -> Formula:
-    """Without teams 4k(P-1)/P words; with B-SAG the least that the teams' unions allow, 2k(2P-d-1)/P."""
+    """Published words: 4k(P-1)/P without teams; with B-SAG the minimum for the unions of teams, 2k(2P-d-1)/P."""
     size = WORKERS // teams
     rounds = 2 * math.ceil(math.log2(size)) + math.ceil(math.log2(teams))
     return Formula(rounds, DENSITY * 2 * (2 * WORKERS - teams - 1) / WORKERS)
 
 
-# Of Ok-Topk the most: 2P + 2 log2 P and 6k(P-1)/P.
+# For Ok-Topk the maximum: 2P + 2 log2 P rounds and 6k(P-1)/P words.
 _OF_OKTOPK = Formula(2 * WORKERS + 2 * math.log2(WORKERS), DENSITY * 6 * (WORKERS - 1) / WORKERS)
 REGIMES = Regimes(
     name="spardl.regimes",

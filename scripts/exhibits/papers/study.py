@@ -47,10 +47,10 @@ def _list(values: Iterable[float]) -> str:
 
 @dataclass(frozen=True)
 class StudyGrid(MethodComparison):
-    """Dense training and points of the grid: by axis, point by point, and at the best setting of each compressor.
+    """Dense training and points of the grid, by axis, by point, and at the best setting of each compressor.
 
     Attributes:
-        grid: all points by name.
+        grid: All points by name.
     """
 
     grid: Mapping[str, Point]
@@ -62,7 +62,7 @@ class StudyGrid(MethodComparison):
         return [table(plan, case, results) for case in plan.cases for table in kinds]
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         return (
             f"{super().caption(scale)}. All points have one learning rate; not all combinations are possible, so the "
             "choices of an axis differ in their other choices as well: the last columns compare pairs that are equal "
@@ -73,7 +73,7 @@ class StudyGrid(MethodComparison):
         return [self.grid[name] for name in self.compared(plan) if name in self.grid]
 
     def _values(self, plan: Plan, case: Case, results: Results) -> dict[Point, list[float]]:
-        """The metric by seed, of the points whose trainings all finished."""
+        """Metric by seed of the points whose trainings all finished."""
         outcomes = {point: self.outcomes(plan, case, point.name, results) for point in self._chosen(plan)}
         return {
             point: [final_metric(each.data) for each in found]
@@ -82,12 +82,12 @@ class StudyGrid(MethodComparison):
         }
 
     def _dense(self, plan: Plan, case: Case, results: Results) -> list[float] | None:
-        """The metric of dense training by seed, if all of it finished."""
+        """Metric of dense training by seed, if all its runs finished."""
         found = self.outcomes(plan, case, DENSE, results)
         return None if any(each.reason for each in found) else [final_metric(each.data) for each in found]
 
     def by_axis(self, plan: Plan, case: Case, results: Results) -> Table:
-        """One row for each choice: means over all points that have it."""
+        """One row per choice: means over all points with this choice."""
         dense, values = self._dense(plan, case, results), self._values(plan, case, results)
         columns = ("axis: choice", "points", "mean metric", INTERVAL, "every seed", "less dense", "compared with")
         rows = []
@@ -100,7 +100,7 @@ class StudyGrid(MethodComparison):
         return Table(title, (*columns, "difference, all else equal", ITS), rows)
 
     def by_compressor(self, plan: Plan, case: Case, results: Results) -> Table:
-        """One row for each compressor, at its best setting."""
+        """One row per compressor at its best setting."""
         values, grid = self._values(plan, case, results), self._chosen(plan)
         chosen = {sent: {p: seeds for p, seeds in values.items() if p.sent == sent} for sent in _sent(grid)}
         found = {sent: held_out(candidates, case.lower) for sent, candidates in chosen.items() if candidates}

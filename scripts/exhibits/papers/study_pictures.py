@@ -17,13 +17,13 @@ __all__ = ["draw_axes", "draw_grid"]
 
 
 def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[float] | None, figure: Any) -> None:
-    """One field for each point: what is sent, where and how from the top down; residual and momentum to the right.
+    """Heat map with one cell per point: compressor, scope and sum as rows, residual and momentum as columns.
 
     Args:
-        case: knows which end of the metric is the better one.
-        means: of the metric; ``None`` where a training failed.
-        dense: the metric of dense training, by seed.
-        figure: matplotlib's, to draw into.
+        case: Case that defines whether lower values of the metric are better.
+        means: Mean of the metric by point; ``None`` if a training failed.
+        dense: Metric of dense training by seed.
+        figure: Figure of matplotlib to draw into.
     """
     rows = list(dict.fromkeys((point.sent, point.scope, point.total) for point in means))
     columns = list(dict.fromkeys(sorted((point.residual, point.momentum) for point in means)))
@@ -55,12 +55,12 @@ def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[f
 
 
 def draw_axes(found: Sequence[tuple[str, Sequence[float]]], dense: Sequence[float] | None, figure: Any) -> None:
-    """One line for each choice, with its means of every seed, from the top down.
+    """Dot plot with one line per choice and one marker per seed.
 
     Args:
-        found: choices with their figures; those of a kind, named before the first colon or comma, have one colour.
-        dense: the metric of dense training, by seed.
-        figure: matplotlib's, to draw into.
+        found: Choices with their figures; names with the same text before the first colon or comma share a colour.
+        dense: Metric of dense training by seed.
+        figure: Figure of matplotlib to draw into.
     """
     figure.set_size_inches(6, 0.9 + 0.22 * len(found))
     axes = figure.subplots()

@@ -1,4 +1,4 @@
-"""The points of the sparse communication study, and what can be said of their axes."""
+"""Points of the sparse communication study, and statistics of their axes."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ class Point(NamedTuple):
     """One choice per axis.
 
     Attributes:
-        sent: what is sent.
-        scope: what is compared or drawn in; empty where a compressor knows no scope.
-        residual: what becomes of what is not sent.
-        momentum: its place.
-        total: how the sum is made.
+        sent: Compressor.
+        scope: Range in which entries are compared or drawn; empty for compressors without a scope.
+        residual: Rule for the entries that are not sent.
+        momentum: Place of the momentum.
+        total: Communicator that computes the sum.
     """
 
     sent: str
@@ -48,11 +48,11 @@ class Point(NamedTuple):
 
     @property
     def name(self) -> str:
-        """As ``+point=[...]`` takes it."""
+        """Formats the point for ``+point=[...]``."""
         return ",".join(filter(None, self))
 
 
-# By field of Point: how a table calls the axis, and the choice that the others are compared with.
+# By field of Point: name of the axis in tables, and the reference choice.
 AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "sent": ("what is sent", "topk"),
@@ -65,7 +65,7 @@ AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
 
 
 def points() -> list[Point]:
-    """The points of the preset, in its order."""
+    """Points of the preset in order."""
     config: Any = OmegaConf.load(CONFIGURATIONS / "experiment" / f"{PRESET}.yaml")
     ((key, text),) = config["hydra"]["sweeper"]["params"].items()
     override = OverridesParser.create().parse_override(f"{key}={text}")
@@ -77,7 +77,7 @@ def points() -> list[Point]:
 
 
 def covering(grid: Sequence[Point]) -> list[Point]:
-    """Few points in which every choice of every axis occurs; the first of equally good ones."""
+    """Small set of points that covers every choice of every axis; ties are resolved by order."""
     missing = {choice for point in grid for choice in enumerate(point)}
     chosen = []
     while missing:
@@ -88,16 +88,16 @@ def covering(grid: Sequence[Point]) -> list[Point]:
 
 
 class Marginal(NamedTuple):
-    """What one choice of an axis reaches.
+    """Results of one choice of an axis.
 
     Attributes:
-        axis: field of :class:`Point`.
-        choice: on it.
-        whole: how many points have it.
-        seeds: by seed, the mean metric over those points of which every training finished; may be empty.
-        gains: by seed, the mean difference to the axis's reference, over pairs of points that are equal otherwise.
-        pairs: how many such pairs; of the sum, which has its own row, any will do.
-        used: how many points are in ``seeds``.
+        axis: Field of :class:`Point`.
+        choice: Choice on this axis.
+        whole: Number of points with this choice.
+        seeds: Mean metric by seed over the points whose trainings all finished; may be empty.
+        gains: Mean difference from the reference by seed, over pairs of points that are otherwise equal.
+        pairs: Number of such pairs.
+        used: Number of points in ``seeds``.
     """
 
     axis: str
@@ -114,11 +114,11 @@ Values: TypeAlias = Mapping[Point, Sequence[float]]
 
 
 def marginals(grid: Sequence[Point], values: Values) -> list[Marginal]:
-    """Every choice of every axis.
+    """Results of every choice of every axis.
 
     Args:
-        grid: all points.
-        values: of those that finished with every seed, the metric by seed.
+        grid: All points.
+        values: Metric by seed of the points whose trainings all finished.
     """
     return [
         _marginal(grid, values, axis, choice)
@@ -138,7 +138,7 @@ def _marginal(grid: Sequence[Point], values: Values, axis: str, choice: str) -> 
 
 
 def _but_for(axis: str, choice: str, values: Values) -> dict[Point, list[float]]:
-    """Of the points with a choice, the metric by all else; sums that differ are all else's average."""
+    """Metric of the points with a choice by their other choices, averaged over different sums."""
     rest: dict[Point, list[Sequence[float]]] = {}
     for point, seeds in values.items():
         if getattr(point, axis) == choice:
@@ -148,7 +148,7 @@ def _but_for(axis: str, choice: str, values: Values) -> dict[Point, list[float]]
 
 
 def _columns(rows: Sequence[Sequence[float]]) -> list[float]:
-    """The mean of each column."""
+    """Mean of each column."""
     return [mean(column) for column in zip(*rows, strict=True)]
 
 
@@ -156,13 +156,13 @@ Setting = TypeVar("Setting")
 
 
 def held_out(candidates: Mapping[Setting, Sequence[float]], lower: bool) -> list[float]:
-    """For each seed, its metric at the setting that is best for the other seeds.
+    """Metric of each seed at the setting that is best for the other seeds.
 
-    So who has more settings to choose from has not more luck. A single seed has no others: it chooses for itself.
+    This avoids a selection bias in favour of compressors with more settings. A single seed selects its own setting.
 
     Args:
-        candidates: at least one setting, with at least one seed, as many for each.
-        lower: whether a lower metric is a better one.
+        candidates: At least one setting, each with the same seeds.
+        lower: Whether lower values of the metric are better.
     """
     (count,) = {len(seeds) for seeds in candidates.values()}
     found = []
@@ -176,5 +176,5 @@ def held_out(candidates: Mapping[Setting, Sequence[float]], lower: bool) -> list
 
 
 def best_of(figures: Mapping[Setting, float], lower: bool) -> Setting:
-    """The setting with the best figure; the first of equal ones."""
+    """Setting with the best figure, the first one of equals."""
     return (min if lower else max)(figures, key=lambda setting: figures[setting])

@@ -1,4 +1,4 @@
-"""The study once more, longer, and with several learning rates: each choice at its own."""
+"""Longer repetition of the study, with a separate learning-rate sweep for each choice."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from scripts.exhibits.tables import Cell, Row, Table
 __all__ = ["DENSE", "RATES", "StudyRates", "plain"]
 
 DENSE = "dense"
-# A row and one of its learning rates.
+# Row and one of its learning rates.
 Setting: TypeAlias = tuple[str, float]
 
 
 def plain(grid: Sequence[Point]) -> list[Point]:
-    """Of every way to send and to keep the rest: the first point with layers and momentum after the average."""
+    """First point of each compressor and residual rule with scope layer and momentum after the average."""
     chosen = (point for point in grid if point.momentum == "after" and point.scope in ("", "layer"))
     return list({(point.sent, point.residual): point for point in reversed(list(chosen))}.values())[::-1]
 
@@ -38,13 +38,13 @@ class StudyRates(MethodComparison):
     """Dense training and points, each trained with several learning rates.
 
     Attributes:
-        settings: of each method's name.
+        settings: Row and learning rate of each method name.
     """
 
     settings: Mapping[str, Setting]
 
     def caption(self, scale: str) -> str:
-        """What was run, in one or two sentences."""
+        """Describes the runs in one or two sentences."""
         return (
             f"{super().caption(scale)}. For each seed, the learning rate (and in the second table the setting) is the "
             "one that is best for the other seeds; what fails with a seed is no choice. Points: some of "
@@ -61,7 +61,7 @@ class StudyRates(MethodComparison):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """One a case: what each row reaches at its rates. A line for each training would hide what that says."""
+        """One picture per case: results of each row at its rates. One line per training would be unreadable."""
         plan = at(scale, self.plans)
         return [picture for case in plan.cases for picture in self._pictures(plan, case, results)]
 
@@ -76,12 +76,12 @@ class StudyRates(MethodComparison):
         return [Picture(f"{case.name} rates", caption, drawn, case.title, wide=True)] if found else []
 
     @property
-    def twins(self) -> Sequence[str]:
+    def dense_names(self) -> Sequence[str]:
         """Dense training at each learning rate."""
         return [name for name, (row, _) in self.settings.items() if row == DENSE]
 
     def choices_of(self, sent: str, scale: str, results: Results) -> list[str]:
-        """The methods that send something in some way, dense training among the ways, but for those that failed."""
+        """Methods by compressor, dense training included, without failed ones."""
         plan = at(scale, self.plans)
         return [
             name
@@ -90,7 +90,7 @@ class StudyRates(MethodComparison):
         ]
 
     def _groups(self, plan: Plan) -> dict[str, list[str]]:
-        """The methods of each row, one for each learning rate."""
+        """Methods of each row, one per learning rate."""
         groups: dict[str, list[str]] = {}
         for name in self.compared(plan):
             groups.setdefault(self.settings[name][0], []).append(name)
@@ -100,7 +100,7 @@ class StudyRates(MethodComparison):
         return groups
 
     def _compressors(self, groups: Mapping[str, list[str]]) -> Mapping[str, list[str]]:
-        """Rows of one compressor are one; its name is the first word of theirs."""
+        """Merges the rows of each compressor, whose name is the first word of the row names."""
         merged: dict[str, list[str]] = {}
         for row, names in groups.items():
             merged.setdefault(row.partition(",")[0], []).extend(names)
@@ -116,7 +116,7 @@ class StudyRates(MethodComparison):
         return Table(f"{self.title}, {title}: {case.title}", (*columns, *last), rows)
 
     def _values(self, plan: Plan, case: Case, names: Sequence[str], results: Results) -> dict[str, list[float]]:
-        """The metric by seed, of the methods whose trainings all finished."""
+        """Metric by seed of the methods whose trainings all finished."""
         found = {name: [results.of(self.job(plan, case, name, seed)) for seed in plan.seeds] for name in names}
         return {
             name: [final_metric(each.data) for each in outcomes]
@@ -125,9 +125,9 @@ class StudyRates(MethodComparison):
         }
 
     def _chosen(self, plan: Plan, case: Case, names: Sequence[str], results: Results) -> list[float] | None:
-        """For each seed, the metric at what is best for the others; ``None`` if some was not run, or none finished.
+        """Metric of each seed at the setting that is best for the others; ``None`` if runs are missing or all failed.
 
-        Settings that diverge with a seed are no choice.
+        Settings that diverge with any seed are excluded.
         """
         values = self._values(plan, case, names, results)
         run = all(results.of(self.job(plan, case, name, seed)).started for name in names for seed in plan.seeds)
@@ -160,7 +160,7 @@ class StudyRates(MethodComparison):
         return Row(row, cells, jobs)
 
     def _setting(self, row: str, name: str) -> str:
-        """What the method's name says that the row's does not."""
+        """Part of the method's name that is not in the row's name."""
         return name.removeprefix(row).lstrip(", ")
 
 
@@ -169,7 +169,7 @@ def _shown(value: float | None) -> str:
 
 
 def _less(chosen: Sequence[float], dense: Sequence[float] | None) -> list[Cell]:
-    """The difference from dense training, seed by seed."""
+    """Difference from dense training by seed."""
     if dense is None:
         return [Cell("-"), Cell("-")]
     gaps = [one - other for one, other in zip(chosen, dense, strict=True)]

@@ -38,7 +38,7 @@ import torch.distributed as dist
 from scripts.benchmarks.ddp_hooks import ALONE, DENSE, TIMEOUT, parsed
 from scripts.benchmarks.plain_loop import PlainLoop, Turn, of_all, planned
 from scripts.benchmarks.timing import Row, complain, positive, table
-from scripts.docs.marked import replace
+from scripts.pages.marked import replace
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import leave

@@ -258,6 +258,17 @@ def used(found: Sequence[Device]) -> str:
     return markdown([header, *body])
 
 
+def sections() -> dict[str, str]:
+    """The generated sections of docs/tables/timeline.md.
+
+    Raises:
+        ConfigError: if a profile cannot be read.
+    """
+    found, costs = devices(tuple(ASSUMED)), methods_costs()
+    made = {"profiles": used(found), "schedules": tables(bench(found, costs)), "gains": tables(gains(found, costs))}
+    return {name: text.rstrip("\n") for name, text in made.items()}
+
+
 def write(arguments: argparse.Namespace) -> None:
     """Makes the tables.
 

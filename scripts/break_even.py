@@ -1,13 +1,12 @@
-"""Writes the tables of docs/tables/break-even.md: which method wins on which network, as spardl.advise predicts it.
+"""Prints the tables of docs/tables/break-even.md: which method wins on which network, as spardl.advise predicts it.
 
 python scripts/break_even.py
-python scripts/break_even.py --write docs/tables/break-even.md
 python scripts/break_even.py --measure compressing.json
 
 Each model is taken as measured on a CPU (scripts/profiles/), and with the shape of that profile stretched to the time
 that a GPU is ASSUMED to take (scripts/exhibits/kinds/gpu.py, scripts/bench_schedules.py). What compressing takes on the
 CPU was measured once, by --measure, and stands in scripts/profiles/break_even.json, so that the tables do not change
-from run to run.
+from run to run. scripts/docs.py writes them into the page.
 """
 
 from __future__ import annotations
@@ -25,7 +24,6 @@ import torch
 
 import spardl
 from scripts import bench_schedules
-from scripts.docs.marked import replace
 from scripts.exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_json, write_atomically
@@ -60,8 +58,6 @@ DENSE, SHORT = "none", "bf16"
 # What the tables compare: PowerSGD would need the shapes of these models, and a guess for GPUs.
 COMPARED = (DENSE, SHORT, "topka", "oktopk", "spardl")
 advise = partial(spardl.advise, methods=COMPARED, schedules=("after_backward", "wfbp", "dear"))
-# Between the marks of this name in the page.
-SECTION = "break-even"
 # A few launches of kernels, and 12 bytes for an entry there and back at 616 GB/s: assumed, low.
 ASSUMED_CAST = Linear(5e-5, 2e-11)
 # Entries of all simulated workers together that are measured at; beyond, the line is drawn on.
@@ -226,6 +222,15 @@ def table(device: Device) -> str:
     return f"{device.title}:\n\n{markdown([header, *rows])}"
 
 
+def tables() -> str:
+    """The tables of all devices.
+
+    Raises:
+        ConfigError: if a file cannot be read.
+    """
+    return "\n\n".join(map(table, devices()))
+
+
 def main() -> int:
     """Runs the command line.
 
@@ -233,20 +238,14 @@ def main() -> int:
         The exit code.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the tables between their marks in this page")
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure compression times and write them")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     try:
         if arguments.measure:
             write_atomically(arguments.measure, f"{json.dumps(measure(), indent=1)}\n".encode())
-            return 0
-        page = arguments.write.read_text(encoding="utf-8") if arguments.write else None
-        tables = "\n\n".join(map(table, devices()))
-        if page is None:
-            print(tables)
         else:
-            write_atomically(arguments.write, replace(page, SECTION, tables).encode())
+            print(tables())
     except (ConfigError, OSError, ValueError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

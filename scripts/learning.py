@@ -1,42 +1,39 @@
-"""Learning cost of compression: trains the rows of the tables in scripts/evidence/learning.yaml and writes the tables.
+"""Learning cost of compression: trains the rows of the tables in scripts/evidence/learning.yaml.
 
 python scripts/learning.py                          print the tables and the number of missing runs
 python scripts/learning.py --run --jobs 2           train missing runs; an interrupted command continues
 python scripts/learning.py --run --only gpt_chars   train the runs of one table
 python scripts/learning.py --run --seeds 1          train with the first seed only
-python scripts/learning.py --write                  write the tables of the pages from the records
-python scripts/learning.py --check                  check that the pages match the records
+python scripts/learning.py --check                  check that all records are of the runs of today's commands
 
 Each row is trained at each of its learning rates with the first seed, and at the best rate with the other seeds. The
 references (dense, alone, published) and PowerSGD are trained at each rate with each seed. Every training leaves a
-record in docs/results/learning.jsonl, from which any clone makes the tables without the run folders.
+record in docs/results/learning.jsonl, from which scripts/docs.py makes the tables of the pages in any clone.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
 from scripts import choices
-from scripts.docs.marked import replace, without_missing
-from scripts.docs.settling import add_options, settle
 from scripts.evidence.plans import Task, excerpts_in, tasks_in
 from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Job, Training
 from scripts.exhibits.records import Records, on_record, record, unshippable
 from scripts.exhibits.tables import Table, markdown
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete
+from scripts.pages.marked import replace, without_missing
 from spardl.basics.errors import ConfigError, SpardlError
 from trainer.report import environment
 
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
-DOCS = ROOT / "docs"
-PAGE = DOCS / "tables" / "learning.md"
+PAGE = "docs/tables/learning.md"
 
 
 def missing(task: Task, records: Records) -> list[Training]:
@@ -87,26 +84,35 @@ def run(tasks: Sequence[Task], path: Path, outputs: Path, jobs: int) -> int:
     return len(failed)
 
 
-def pages(records: Records) -> dict[Path, str]:
-    """Text of each page with the tables of the current records."""
+def sections(records: Records) -> dict[str, dict[str, Table]]:
+    """The tables of each page by section, from the current records; pages by their paths in the repository."""
     tasks = {task.name: task for task in tasks_in(PLANS)}
-    sections = {PAGE: {name: table_of(task, records) for name, task in tasks.items()}}
-    sections[PAGE]["learning"] = summary_of([*tasks.values()], records)
-    for page, shown in excerpts_in(PLANS).items():
+    found = {PAGE: {name: table_of(task, records) for name, task in tasks.items()}}
+    found[PAGE]["learning"] = summary_of([*tasks.values()], records)
+    for page_name, shown in excerpts_in(PLANS).items():
         excerpts = {name: table_of(tasks[name], records, rows) for name, rows in shown.items()}
-        sections.setdefault(DOCS / f"{page}.md", {}).update(excerpts)
-    return {path: _written(path.read_text(), tables) for path, tables in sections.items()}
+        found.setdefault(f"docs/{page_name}.md", {}).update(excerpts)
+    return found
 
 
-def _written(text: str, tables: Mapping[str, Table]) -> str:
-    """A page with its tables replaced."""
-    for section, table in tables.items():
+def page(name: str, text: str, records: Records) -> str:
+    """A page with its tables replaced.
+
+    Args:
+        name: Path of the page in the repository.
+        text: Text of the page.
+        records: Records of all trainings.
+
+    Raises:
+        ConfigError: if the page lacks a section.
+    """
+    for section, table in sections(records)[name].items():
         text = replace(text, section, f"\n{markdown(without_missing(table))}")
     return text
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Trains, writes, checks or prints.
+    """Trains, checks the records or prints.
 
     Returns:
         The exit code.
@@ -116,8 +122,6 @@ def act(arguments: argparse.Namespace) -> int:
     """
     if arguments.seeds is not None and not arguments.run:
         raise ConfigError("--seeds has no effect without --run; add --run or remove --seeds")
-    if arguments.only and arguments.write:
-        raise ConfigError("--write writes all tables; remove --only")
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
     tasks = [task.cut(arguments.seeds) for task in tasks_in(PLANS) if arguments.only in (None, task.name)]
@@ -129,11 +133,9 @@ def act(arguments: argparse.Namespace) -> int:
         with choices.composing():
             return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
     records = on_record(arguments.records)
-    if arguments.check or arguments.write:
-        code = settle(pages(records), "python scripts/learning.py --write", check=arguments.check)
-        if arguments.check:
-            check(tasks, records)
-        return code
+    if arguments.check:
+        check(tasks, records)
+        return FINISHED
     for task in tasks:
         todo = len(missing(task, records))
         print(f"{task.name}: {task.title}{f'; {todo} runs missing' if todo else ''}\n")
@@ -156,10 +158,14 @@ def main() -> int:
     """Runs the command line.
 
     Returns:
-        The exit code: 1 if a training failed or a page is out of date.
+        The exit code: 1 if a training failed, 2 if a record is of another run.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    add_options(parser, "the pages", run="train missing runs")
+    doing = parser.add_mutually_exclusive_group()
+    doing.add_argument("--run", action="store_true", help="train missing runs")
+    doing.add_argument(
+        "--check", action="store_true", help="check that all records are of the runs of today's commands"
+    )
     parser.add_argument("--only", help="name of a table (default: all)")
     parser.add_argument("--seeds", type=int, help="number of seeds to train (default: all)")
     parser.add_argument("--jobs", type=int, default=1, help="trainings at a time (default: 1)")

@@ -44,7 +44,7 @@ def test_the_page_has_two_methods_and_three_commands() -> None:
     compressor = ("spardl/compressors/mine.py", "conf/compressor/mine.yaml", "tests/compressors/test_mine.py")
     communicator = ("spardl/communicators/star.py", "conf/communicator/star.yaml", "conf/compressor/star.yaml")
     assert list(files_of_the_page()) == [*compressor, *communicator, "tests/communicators/test_star.py"]
-    assert [words[1] for words in commands_of_the_page()] == ["scripts/methods.py", "-m", "train.py"]
+    assert [words[1] for words in commands_of_the_page()] == ["scripts/docs.py", "-m", "train.py"]
 
 
 ATTACHED = """

@@ -111,23 +111,7 @@ def test_measuring_gives_what_is_read(
         assert compressing(name, {})(1000) == pytest.approx(12.0)
 
 
-@pytest.mark.parametrize(("name", "said"), [("page.md", "a page must have one section"), ("none.md", "No such file")])
-def test_what_is_no_page(
-    name: str, said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "page.md").write_text("nothing")
-    monkeypatch.setattr(tables, "devices", lambda: [])
-    monkeypatch.setattr(sys, "argv", ["break_even.py", "--write", str(tmp_path / name)])
-    assert tables.main() == 2
-    error = capsys.readouterr().err
-    assert error.startswith("error: ")
-    assert said in error
-    assert len(error.splitlines()) == 1
-
-
-def test_tables_are_printed_where_no_page_is_named(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_tables_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(tables, "devices", lambda: ["a", "b"])
     monkeypatch.setattr(tables, "table", str.upper)
     monkeypatch.setattr(sys, "argv", ["break_even.py"])

@@ -177,11 +177,6 @@ def test_a_record_of_another_run_is_told(filled: Path) -> None:
         assert learning.stale([task], on_record(filled)) == [task.first()[0].command]
 
 
-def test_the_pages_are_those_of_the_records() -> None:
-    for path, text in learning.pages(on_record(ROOT / "docs" / "results" / "learning.jsonl")).items():
-        assert path.read_text() == text
-
-
 def test_the_quickstart_says_what_the_records_say() -> None:
     task = next(task for task in tasks_in(learning.PLANS) if task.name == "gpt_chars")
     text = (ROOT / "docs" / "quickstart.md").read_text()
@@ -201,7 +196,6 @@ def test_the_records_are_those_of_today() -> None:
     [
         ("--only nothing", "table 'nothing' does not exist; choose one from learning.yaml"),
         ("--seeds 1", "--seeds has no effect without --run; add --run or remove --seeds"),
-        ("--write --only digits", "--write writes all tables; remove --only"),
         ("--run --jobs 0", "--jobs must be at least 1, got 0"),
     ],
 )

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 from statistics import mean
 from typing import Any
 
 import pytest
 
-from scripts import learning, quotes
-from scripts.docs.marked import without_missing
+from scripts import learning
 from scripts.evidence.plans import tasks_in
 from scripts.exhibits import base
 from scripts.exhibits.measures import metric_curve
@@ -20,11 +18,13 @@ from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.statistics import shown_interval
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import reached
+from scripts.pages import quotes
+from scripts.pages.marked import without_missing
 from spardl.basics.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = """# Page
-<!-- some.thing, smoke, table 2: written by scripts/quotes.py --write -->
+<!-- some.thing, smoke, table 2: written by scripts/docs.py -->
 old
 <!-- end of some.thing, smoke, table 2 -->
 after
@@ -74,30 +74,6 @@ def test_pages_leave_out_missing_runs() -> None:
 def test_intervals_stay_in_the_range_of_the_metric() -> None:
     assert shown_interval([0.99, 1.0, 1.0], "accuracy").endswith(" to 1")
     assert shown_interval([0.99, 1.0, 1.0], "loss").endswith(" to 1.011")
-
-
-def test_pages_are_checked_and_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.setattr(quotes, "catalogue", lambda: {**EXHIBITS, "spardl.time_to_accuracy": None})
-    (tmp_path / "page.md").write_text(PAGE)
-
-    monkeypatch.setattr(quotes, "draw_figure", lambda *_: None)  # needs the records of the race
-
-    def script(doing: str) -> int:
-        monkeypatch.setattr(sys, "argv", ["quotes.py", doing, f"--pages={tmp_path}", f"--records={tmp_path}"])
-        return quotes.main()
-
-    assert script("--check") == 1
-    assert capsys.readouterr().err == (
-        "error: page.md is out of date; make it again with python scripts/quotes.py --write\n"
-    )
-    assert (script("--write"), script("--check")) == (0, 0)
-    (tmp_path / "page.md").write_text(PAGE.replace("table 2", "table 0"))
-    assert script("--write") == 2
-
-
-def test_the_pages_quote_the_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["quotes.py", "--check"])
-    assert quotes.main() == 0
 
 
 def test_the_readme_table_has_the_figures_of_the_records() -> None:

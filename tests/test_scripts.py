@@ -32,12 +32,6 @@ def section(name: str, page: str = "methods") -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in found[1].strip().splitlines()[2:]]
 
 
-@pytest.mark.slow
-def test_the_page_of_methods_is_up_to_date() -> None:
-    done = script("methods", "--check")
-    assert done.returncode == 0, f"run scripts/methods.py\n{done.stderr}"
-
-
 def test_every_method_has_a_row() -> None:
     """If it is published; and every row is of one that there is."""
     for name in ("methods", "laws"):

@@ -173,7 +173,7 @@ def test_a_missing_package_is_named(script: Script, monkeypatch: pytest.MonkeyPa
 def section(name: str) -> str:
     """A generated part of the page."""
     text = (ROOT / "docs" / "tables" / "timeline.md").read_text()
-    return text.split(f"<!-- {name}: python scripts/bench_schedules.py -->\n")[1].split(f"<!-- end of {name} -->")[0]
+    return text.split(f"<!-- {name}: written by scripts/docs.py -->\n")[1].split(f"<!-- end of {name} -->")[0]
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Renders the HTML templates in ``templates/`` with automatic escaping."""
+"""Text from Jinja2 templates: HTML from those in ``templates/``, which escape values, and Markdown pages."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["render"]
+__all__ = ["render", "render_page"]
 
 FOLDER = Path(__file__).with_name("templates")
 
 
 @cache
-def _environment() -> Environment:
+def _environment(folder: Path, escape: bool) -> Environment:
     return Environment(
-        loader=FileSystemLoader(FOLDER),
-        autoescape=True,
+        loader=FileSystemLoader(folder),
+        autoescape=escape,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -26,10 +26,20 @@ def _environment() -> Environment:
 
 
 def render(template: str, **values: object) -> Markup:
-    """Renders a template.
+    """HTML from a template.
 
     Args:
         template: Name of the file without its suffix.
-        values: Variables of the template; text is escaped unless it is :class:`~markupsafe.Markup`.
+        values: Values of the template; text is escaped, unless it is :class:`~markupsafe.Markup` already.
     """
-    return Markup(_environment().get_template(f"{template}.html").render(values))
+    return Markup(_environment(FOLDER, escape=True).get_template(f"{template}.html").render(values))
+
+
+def render_page(template: Path, **values: object) -> str:
+    """Markdown from a template.
+
+    Args:
+        template: Path of the file (``*.md.j2``).
+        values: Values of the template, which are not escaped.
+    """
+    return _environment(template.parent, escape=False).get_template(template.name).render(values)

@@ -1,4 +1,4 @@
-"""The names of the library's methods, for completion in editors. Written by scripts/methods.py."""
+"""The names of the library's methods, for completion in editors. Written by scripts/docs.py."""
 
 from typing import Literal, TypeAlias
 

@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from scripts import choices, frontier, reproduce
+from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
 from scripts.exhibits import base, jobs, records, working
 from scripts.exhibits.kinds import crossings, frontier_work, lab
 from scripts.exhibits.papers.frontier import FRONTIER
+from scripts.pages import frontier
 from tests import made_up
 from tests.labs import in_a_lab
 
@@ -258,14 +259,6 @@ def test_a_curve_is_that_of_the_bench(tmp_path: Path) -> None:
         assert [test["step"] for test in tests] == [5, 10, 15]
         assert {"seconds", "sent"}.isdisjoint(tests[0])
         assert tests[-1]["loss"] < 4
-
-
-def test_the_page_is_that_of_the_records() -> None:
-    found = base.Results.on_disk(
-        ROOT / "docs" / "results", FRONTIER.jobs("laptop"), records.RecordStore(ROOT / "docs/results")
-    )
-    text = (ROOT / frontier.PAGE).read_text()
-    assert frontier.page(text, FRONTIER, found) == text
 
 
 def test_the_rates_and_outer_steps_are_the_best_of_those_on_record() -> None:

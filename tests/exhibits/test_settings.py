@@ -8,7 +8,7 @@ import pytest
 
 from scripts.exhibits import jobs
 from scripts.exhibits.papers import settings
-from scripts.methods import documented
+from scripts.pages.methods import documented
 from trainer.build import build_dataset, build_plan
 
 BASE = ("recipe=published", "compressor=spardl", "cluster.workers=4", "seed=1")

@@ -40,7 +40,7 @@ def test_the_trainer_and_the_library_know_the_same_methods() -> None:
 
 
 def test_editors_know_the_names() -> None:
-    assert list(get_args(MethodName)) == spardl.method_names() == sorted(recipes()), "run python scripts/methods.py"
+    assert list(get_args(MethodName)) == spardl.method_names() == sorted(recipes()), "run scripts/docs.py --write"
 
 
 @pytest.mark.parametrize("name", CHOICES)

@@ -134,9 +134,13 @@ def between(name: str) -> re.Pattern[str]:
     return re.compile(rf"(?<=<!-- {name} -->\n).*?(?=<!-- end of {name} -->)", re.DOTALL)
 
 
-def write_page(found: Sequence[Injection]) -> None:
-    text = PAGE.read_text()
+def page(text: str, found: Sequence[Injection]) -> str:
+    """The page with its two tables replaced."""
     for name, table in {"rules": rules(), "figures": figures(found)}.items():
         assert between(name).search(text), f"{PAGE} has no place for the {name}"
         text = between(name).sub(lambda _, table=table: f"{table}\n", text)
-    write_atomically(PAGE, text.encode())
+    return text
+
+
+def write_page(found: Sequence[Injection]) -> None:
+    write_atomically(PAGE, page(PAGE.read_text(), found).encode())

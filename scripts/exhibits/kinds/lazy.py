@@ -192,9 +192,9 @@ class Laziness(Planned):
             f"{cases}. {plan.steps} steps of training with SparDL without teams; both ways get the same gradients and "
             "residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or is complete. At "
             "once: every block is cut at the beginning and again after each addition; removed entries go to the "
-            "residual, and later additions do not bring them back. Mass: the sum of magnitudes of the average, over that "
-            "of the k largest entries of the mean of all workers' vectors; distance: of the average from these, over their "
-            f"norm. Rounds and words are equal. {' '.join(plan.words)}"
+            "residual, and later additions do not bring them back. Mass: the sum of magnitudes of the average, over "
+            "that of the k largest entries of the mean of all workers' vectors; distance: of the average from these, over "
+            f"their norm. Rounds and words are equal. {' '.join(plan.words)}"
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:

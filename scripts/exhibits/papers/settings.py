@@ -15,7 +15,7 @@ from scripts.exhibits.notes import OKTOPK
 from scripts.exhibits.papers import labs
 from scripts.exhibits.papers.labs import OURS
 from scripts.exhibits.papers.small import ON_DIGITS, ONE_SEED, PICTURES, SEEDS, TINY, VIRTUAL
-from scripts.methods import documented
+from scripts.pages.methods import documented
 
 __all__ = ["EXHIBITS"]
 

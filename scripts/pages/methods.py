@@ -1,33 +1,23 @@
-"""Writes the generated parts of docs/methods.md, and the type of the method names (spardl/method/names.py).
-
-python scripts/methods.py
-python scripts/methods.py --check        exit code 1 if one of the files is out of date
+"""Tables of docs/methods.md, and the type of the method names (spardl/method/names.py).
 
 The columns on error feedback, bias and worker counts come from what the parts declare, the costs from their formulas.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import yaml
 
 from scripts import choices
-from scripts.docs.marked import replace
-from scripts.docs.settling import settle
-from scripts.exhibits.working import answer
+from scripts.pages.marked import replace
 from spardl.basics.errors import ConfigError
 from spardl.compressors import Mass
 from spardl.method.method import Method
 from spardl.method.recipes import recipes
 
-ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "methods.md"
-NAMES = ROOT / "spardl" / "method" / "names.py"
-NAMES_TEMPLATE = '''"""The names of the library's methods, for completion in editors. Written by scripts/methods.py."""
+NAMES_TEMPLATE = '''"""The names of the library's methods, for completion in editors. Written by scripts/docs.py."""
 
 from typing import Literal, TypeAlias
 
@@ -37,7 +27,7 @@ MethodName: TypeAlias = Literal[
 {names}]
 """A method of this library, by name. ``method_names()`` also lists the methods of other packages."""
 '''
-PROSE = Path(__file__).resolve().parent / "docs" / "methods.yaml"
+PROSE = Path(__file__).with_name("methods.yaml")
 WORKERS = range(1, 65)
 DECLARED = (
     "method",
@@ -135,29 +125,3 @@ def generate(text: str) -> str:
 def names() -> str:
     """The module that declares the type of the method names."""
     return NAMES_TEMPLATE.format(names="".join(f'    "{name}",\n' for name in sorted(recipes())))
-
-
-def act(arguments: argparse.Namespace) -> int:
-    """Writes or checks.
-
-    Raises:
-        ConfigError: for a page that lacks a section.
-        OSError: if the page cannot be read or written.
-    """
-    made = {PAGE: generate(PAGE.read_text()), NAMES: names()}
-    return settle(made, "python scripts/methods.py", check=arguments.check)
-
-
-def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code: 1 if a file is out of date.
-    """
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true", help="write nothing; exit with 1 if a file is out of date")
-    return answer(act, parser.parse_args())
-
-
-if __name__ == "__main__":
-    sys.exit(main())

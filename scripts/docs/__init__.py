@@ -1,1 +1,0 @@
-"""What writes the generated pages of docs/, and the words that they take from nowhere else."""

@@ -193,8 +193,8 @@ class Laziness(Planned):
             "residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or is complete. At "
             "once: every block is cut at the beginning and again after each addition; removed entries go to the "
             "residual, and later additions do not bring them back. Mass: the sum of magnitudes of the average, over "
-            "that of the k largest entries of the mean of all workers' vectors; distance: of the average from these, over "
-            f"their norm. Rounds and words are equal. {' '.join(plan.words)}"
+            "that of the k largest entries of the mean of all workers' vectors; distance: of the average from these, "
+            f"over their norm. Rounds and words are equal. {' '.join(plan.words)}"
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:

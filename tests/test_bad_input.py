@@ -54,7 +54,7 @@ CASES = {
     "compressor=foo": "Available options in 'compressor': arc_topk arc_topk_ef21 bf16",
     "model=foo": "Available options in 'model': bert",
     "dataset=foo": "Available options in 'dataset': an4",
-    "logger=foo": "Available options in 'logger': none wandb",
+    "logger=foo": "Available options in 'logger': csv none several tensorboard wandb",
     "compressor=null": "must be a string or a list",
     "~optimizer": "this configuration has no optimizer; choose one with optimizer=NAME",
     "~training": "this configuration has no training; remove ~training",

@@ -144,7 +144,7 @@ class Experiment:
                 found = continue_from(root, self.id, str(resume), workers, busy) if resume else None
             if found:
                 stack.callback(os.close, found.lock)
-            # Once the run has a checkpoint of its own, start_from has served its purpose.
+            # Once the run has saved a checkpoint, start_from has served its purpose.
             start = None if found and found.run.checkpoint else self._branch(workers)
             if not found:
                 found = new_run(root, self.label, self.id)

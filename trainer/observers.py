@@ -153,10 +153,10 @@ class Bounded(Forwarder):
 
     Args:
         make: builds the observer, in that thread.
-        seconds: time limit of an event; building and closing may take three times as long.
+        seconds: time limit of an event; building and closing may take 3x as long.
 
     Raises:
-        TimeoutError: if building takes too long; every method may raise it, too.
+        TimeoutError: if building takes too long; every method may also raise it.
     """
 
     def __init__(self, make: Callable[[], Observer], seconds: float) -> None:
@@ -313,7 +313,7 @@ class Wandb(Logger):
         group: group of runs; ``None`` to use the run's id, which joins a resumed run with its earlier parts.
         job_type: role of the run within its group.
         tags: labels of the run.
-        timeout: time limit of a connection and of a call, in seconds; three times as long for the first and the last.
+        timeout: time limit of a connection and of a call, in seconds; 3x as long for the first and the last.
 
     Raises:
         ConfigError: if the mode is unknown or the timeout is out of range.

@@ -166,7 +166,7 @@ class CopiedGradient(Storage):
         super().__init__(list(reversed(named)))
 
     def split(self, ranges: Sequence[tuple[int, int]], carried: Sequence[list[Tensor]]) -> None:
-        """Gives each bucket a vector of its own.
+        """Gives each bucket a separate vector.
 
         Args:
             ranges: Entry ranges of the buckets, in flat order; together they cover all entries.

@@ -184,7 +184,7 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
             environment.get("TORCHELASTIC_USE_AGENT_STORE") == "True",
             environment.get("LOCAL_WORLD_SIZE") == environment["WORLD_SIZE"],
         )
-    # SLURM_PROCID alone does not suffice: a batch script has it, too, but only srun runs all tasks, in a step.
+    # SLURM_PROCID alone does not suffice: a batch script also has it, but only srun runs all tasks, in a step.
     if "SLURM_STEP_NODELIST" in environment and int(environment.get("SLURM_STEP_NUM_TASKS", "1")) > 1:
         return Membership(
             int(environment["SLURM_PROCID"]),

@@ -102,7 +102,7 @@ def every_method(findings: Findings) -> dict[str, Method]:
 
 
 def lossless(method: Method) -> Method:
-    """The same method with a residual that loses nothing, and without momentum of its own."""
+    """The same method with a residual that loses nothing, and without momentum."""
     kept = type(method.residual)()
     residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else kept
     return replace(method, residual=residual, momentum=OptimizerMomentum())

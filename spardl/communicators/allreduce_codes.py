@@ -92,7 +92,7 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: CodeCompressor) -> tuple[Cost, Cost]:
-        """Costs of P - 1 messages in each half; block lengths and code sizes differ slightly."""
+        """Bounds of the reduce-scatter and of the all-gather, P - 1 messages each; sizes of blocks and codes vary."""
         size = context.worker.size
         found = [_words(each, compressor) for each in _contexts(context)]
         words = Bounds((size - 1) * min(found), (size - 1) * max(found))

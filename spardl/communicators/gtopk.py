@@ -147,7 +147,7 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 @dataclass(frozen=True)
 class GTopk(Communicator[SparseCompressor, State]):
-    """Sums sparse vectors pairwise and keeps k entries; a worker keeps the entries that it drops in its vector.
+    """Sums sparse vectors pairwise and keeps the k largest entries; dropped entries stay in the vector of a worker.
 
     Args:
         variant: ``tree`` (reduce to one worker, then broadcast, as published) or ``doubling`` (recursive doubling:

@@ -231,7 +231,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         return OkTopkState()
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Bounds of the cost; with balanced regions, far fewer words than the upper bound."""
+        """Lower and upper bounds of rounds and words; balanced regions stay far below the upper bound."""
         workers, length, k = context.worker.size, context.layout.length, compressor.count(context)
         capacity = compressor.capacity(context)
         entries = min(_selection_limit(k) if capacity is None else capacity, length)

@@ -178,9 +178,9 @@ def check_known(parameters: Sequence[nn.Parameter], averaged: Container[Tensor])
     """
     if others := sum(each not in averaged for each in parameters):
         raise ConfigError(
-            f"optimizer has {others} of {len(parameters)} parameters that this handle does not average, so its step "
-            "would no longer train them; use a second optimizer for them, or, if they were unfrozen later, create a "
-            "new handle after requires_grad_(True)"
+            f"{others} of the optimizer's {len(parameters)} parameters are not averaged by this handle, so they would "
+            "no longer be trained; use a second optimizer for them, or, if they were unfrozen later, create a new "
+            "handle after requires_grad_(True)"
         )
 
 

@@ -303,7 +303,7 @@ class InHalves(InBackward):
         self._uses.end()
 
     def forward_again(self) -> None:
-        """Starts another forward pass of the step, for which all parameters are up to date."""
+        """Starts another forward pass within the same step, which waits for nothing: all parameters are up to date."""
         self._late = set()
 
     def note(self, number: int) -> None:

@@ -84,7 +84,7 @@ def _check_groups(
 ) -> None:
     found = list(within(gradient.runs, partition))
     if len(found) != len(groups):
-        raise ValueError(f"number of groups is {len(groups)}, expected {len(found)}")
+        raise ValueError(f"the saved state has {len(groups)} groups of layers, and this model has {len(found)}")
     for number, (layers, saved) in enumerate(zip(found, groups, strict=True)):
         try:
             carried.like(layers).check(saved, finite=carried.remembers)

@@ -72,7 +72,7 @@ class Linear:
                 f"cannot fit a cost: expected one finite time for each of {len(entries)} sizes, got {seconds!r}"
             )
         if len(set(entries)) < 2:
-            raise ConfigError(f"cannot fit a cost: expected at least two different sizes, got {sorted(set(entries))}")
+            raise ConfigError(f"cannot fit a cost: measure at least two different sizes, got {sorted(set(entries))}")
         slope, intercept = statistics.linear_regression(entries, seconds)
         if min(slope, intercept) >= 0:
             return cls(intercept, slope)

@@ -257,7 +257,7 @@ def test_dcp_keeps_residuals() -> None:
             if key == "spardl":
                 lines: list[Any] = [None] * 2
                 dist.all_gather_object(lines, said)
-                found.append(any("by a key for each rank" in line for line in lines))
+                found.append(any("under one key per rank" in line for line in lines))
             else:
                 other.run(range(4, 7))
                 found.append(said == "nothing" and torch.equal(weights(one.model), weights(other.model)))

@@ -401,7 +401,7 @@ ADAM = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AdamMomentum())
         (lambda: Loop(attached(PART, optimizer="adam")), "optimizer must be a Optimizer or None, got 'adam'"),
         (
             lambda: Loop(attached(PART), with_another),
-            "optimizer has 1 of 14 parameters that this handle",
+            "1 of the optimizer's 14 parameters are not averaged",
         ),
         (lambda: Loop(alone, with_another, {"method": PART}), "use a second optimizer for them"),
         (lambda: Loop(attached(PART), clip_norm=-1), "clip_norm must be a number above 0"),

@@ -212,7 +212,7 @@ def test_invalid_states_change_nothing() -> None:
         assert said[5].endswith(f".memory is missing{rest}")
         assert said[6] == f"{invalid}groups[0] is a int, expected a dict{rest}"
         assert said[7].startswith(f"{invalid}groups[0].communication.")
-        assert said[8].startswith("this state is of other parameters, or of another bucket_mb")
+        assert said[8].startswith("this state belongs to other parameters or another bucket_mb")
 
 
 def without(values: dict[str, Any], key: str) -> dict[str, Any]:

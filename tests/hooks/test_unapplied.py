@@ -326,8 +326,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     ),
     "two optimizers, dear": (with_two_optimizers("dear", DENSE), "optimizer is missing 1 of the 4 averaged parameters"),
     "two optimizers, dense": (with_two_optimizers("wfbp", DENSE), ""),
-    "new group": (with_a_new_group("wfbp"), "optimizer has 1 of 5 parameters that this handle does not average"),
-    "new group, dear": (with_a_new_group("dear"), "parameters that this handle does not average"),
+    "new group": (with_a_new_group("wfbp"), "1 of the optimizer's 5 parameters are not averaged"),
+    "new group, dear": (with_a_new_group("dear"), "parameters are not averaged by this handle"),
     "unfrozen": (
         unfrozen(lambda model: spardl.Synchronizer(model.named_parameters(), "none")),
         "0.weight was frozen when this handle was created and is trained now",

@@ -104,7 +104,7 @@ class GroupCost:
 
     @property
     def startup(self) -> float:
-        """Seconds of the smallest group, which merging two groups saves."""
+        """Fixed cost of a group in seconds: that of one entry. Merging two groups saves it once."""
         return self.seconds(1)
 
 

@@ -256,6 +256,7 @@ def test_a_run_resumes_as_the_same_wandb_run(tmp_path: Path) -> None:
     folder = only_run(tmp_path / "out")
     shutil.rmtree(folder / "checkpoints" / "step-00000004")
     (folder / "summary.json").unlink()
+    time.sleep(1.1)  # W&B names its folders by the second
     assert here("training.max_steps=4", "training.checkpoint_every=2", *words, "resume=auto") == 0
     files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=os.path.getmtime)
     assert len(files) == 2

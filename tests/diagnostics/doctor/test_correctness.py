@@ -87,9 +87,10 @@ def test_one_broken_method_among_all(doctor: Doctor, monkeypatch: pytest.MonkeyP
     assert found[0].startswith("FAILED gtopk: the average of worker 1 differs"), found
 
 
-def _mine_alone(self: Any, context: Any, accumulated: Any, compressor: Any, *states: Any) -> Iterator[Any]:
-    """A sum of one's own entries, without asking the others."""
-    return accumulated.take([compressor.whole(context)], compressor.selector(context, states[0]))
+def _mine_alone(self: Any, sync: Any) -> Iterator[Any]:
+    """A sum of the worker's own entries, without communication."""
+    whole = sync.compressor.whole(sync.context)
+    return sync.accumulated.take([whole], sync.compressor.selector(sync.context, sync.compression))
     yield
 
 

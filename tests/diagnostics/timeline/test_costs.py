@@ -76,7 +76,7 @@ def test_the_formula_is_worked_out_once_for_each_size(monkeypatch: pytest.Monkey
 
 def test_what_has_no_halves_is_refused() -> None:
     topka = Method(TopK(density=0.01), AllGather(), LocalResidual())
-    with pytest.raises(ConfigError, match="cannot be cut"):
+    with pytest.raises(ConfigError, match="cannot be split"):
         halves(topka, 4, NETWORK, NOTHING)
 
 

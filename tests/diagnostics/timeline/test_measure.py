@@ -120,7 +120,7 @@ def test_nothing_to_measure() -> None:
     with pytest.raises(ConfigError, match="passes must be at least 1, got 0"):
         run(model, lambda: model(torch.ones(1, 2)).sum(), passes=0)
     frozen = nn.Linear(2, 2).requires_grad_(False)
-    with pytest.raises(ConfigError, match="found none"):
+    with pytest.raises(ConfigError, match="found no parameters"):
         measure(frozen, lambda: torch.zeros(()), torch.optim.SGD(model.parameters()), name="x", batch=1)
 
 

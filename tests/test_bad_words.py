@@ -76,7 +76,7 @@ COMPOSED = {
     "cluster.workers=1e3": "cluster.workers must be a whole number, at least 1, got 1000.0",
     "cluster.workers={a:1}": "cluster.workers must be a whole number, at least 1, got {'a': 1}",
     "cluster.workers=true": "cluster.workers must be a whole number, at least 1, got True",
-    "cluster.throttle=foo": "cluster.throttle=foo is unknown",
+    "cluster.throttle=foo": "cluster.throttle=foo is not a network",
     "cluster.interface=nowhere0": "cluster.interface=nowhere0 is not on",
     "compressor@foo=topka": "Could not override 'compressor@foo'",
     "compressor.density=0,01": "Ambiguous value for argument 'compressor.density=0,01'",

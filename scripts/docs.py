@@ -48,7 +48,7 @@ class Page(NamedTuple):
 
     Attributes:
         source: What it is made from, for --list.
-        render: Gives the current text, from the text of the file ("" if there is none).
+        render: Gives the current text, from the text of the file ("" if the file does not exist).
     """
 
     source: str

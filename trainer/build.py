@@ -37,6 +37,7 @@ from trainer.display import show_activity
 from trainer.experiment import Experiment
 from trainer.launch import Launcher
 from trainer.learner import Plan, Settings, sample_optimizer
+from trainer.loggers import Several
 from trainer.lr import LrSchedule
 from trainer.observers import Logger
 from trainer.targets import (
@@ -65,7 +66,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
             Logger,
             ("trainer",),
             extensible=True,
-            inside={name: Kind(Logger, ("trainer",)) for name in ("wandb", "csv", "tensorboard")},
+            inside={each.name: Kind(Logger, ("trainer",)) for each in fields(Several) if each.name != "of"},
         ),
         "lr_schedule": Kind(LrSchedule, ("trainer",), extensible=True),
         "model": Kind(nn.Module, ("tasks",), functions=True, partial=True, extensible=True),

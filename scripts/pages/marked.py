@@ -5,12 +5,11 @@ from __future__ import annotations
 import re
 from dataclasses import replace as changed_copy
 
+from scripts.exhibits.failures import NOT_RUN_YET
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
 
 __all__ = ["replace", "without_missing"]
-
-MISSING = "not run yet"
 
 
 def replace(text: str, section: str, content: str) -> str:
@@ -28,11 +27,11 @@ def replace(text: str, section: str, content: str) -> str:
 
 def without_missing(table: Table) -> Table:
     """Drops rows that have not run, and missing seeds from the cells of the others."""
-    rows = [row for row in table.rows if not row.cells or row.cells[0].text != MISSING]
+    rows = [row for row in table.rows if not row.cells or row.cells[0].text != NOT_RUN_YET]
     return changed_copy(
         table, rows=[Row(row.name, [_without_missing(cell) for cell in row.cells], row.jobs) for row in rows]
     )
 
 
 def _without_missing(cell: Cell) -> Cell:
-    return cell._replace(text=", ".join(part for part in cell.text.split(", ") if part != MISSING))
+    return cell._replace(text=", ".join(part for part in cell.text.split(", ") if part != NOT_RUN_YET))

@@ -106,7 +106,7 @@ def _loss(method: Method) -> str:
         return ""
     if not method.residual.remembers:
         return "`residual=none` by default; a residual makes it so"
-    return f"`residual={method.residual.name}`, as published, lets go of what is dropped on the way; `global` does not"
+    return f"`residual={method.residual.name}`, as published, loses entries dropped on the way; `global` does not"
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -202,7 +202,7 @@ def test_one_module_with_two_optimizers() -> None:
         assert "was cleared before any step() applied it" in said[0]
         assert "handle.discard(" in said[0]
         assert not rests
-        assert "1 parameters are not averaged by this handle" in refused
+        assert "1 parameters that this handle does not average" in refused
         assert discarded[:2] == ([], True)
 
 

@@ -37,7 +37,7 @@ from scripts.benchmarks.timing import Row, add_options, complain, positive, tabl
 from spardl.basics.errors import SpardlError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.method.method import Method
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
 from spardl.vector.flat import write
@@ -304,4 +304,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running

@@ -21,7 +21,7 @@ import torch._dynamo  # noqa: F401
 import train
 import trainer.build
 from scripts import choices
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 
 ROOT = Path(__file__).resolve().parent.parent
 # Some tests bring a logger of their own.
@@ -100,7 +100,7 @@ class Beside:
             before()
             code = here(*words)
         finally:
-            leave(code)
+            exit_now(code)
 
     @property
     def stdout(self) -> str:

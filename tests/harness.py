@@ -24,7 +24,7 @@ from spardl.compressors import ARCTopK, Cast, Compressor, Mass, NoCompression, P
 from spardl.compressors.base import SparseCompressor
 from spardl.method import registry
 from spardl.method.method import Method, MethodState
-from spardl.method.registry import why_not
+from spardl.method.registry import incompatibility
 from spardl.method.residuals import (
     GlobalResidual,
     LocalResidual,
@@ -35,7 +35,7 @@ from spardl.method.residuals import (
 )
 from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Range
 from spardl.vector.sparse import SparseVector, Sum
 
 NETWORK = Network(alpha=1e-4, gbit=1)
@@ -98,7 +98,7 @@ def residual_rules() -> list[Residual]:
 
 def legal(parts: Iterable[tuple[Compressor, Communicator[Any, Any], Residual]]) -> list[Method]:
     """The methods that these parts make, without what does not fit together."""
-    return [Method(*three) for three in parts if why_not(*map(type, three)) is None]
+    return [Method(*three) for three in parts if incompatibility(*map(type, three)) is None]
 
 
 def published_parts(kinds: Mapping[str, type]) -> set[str]:
@@ -173,7 +173,7 @@ def selected(
 ) -> list[int]:
     """The positions that a compressor picks of a whole vector."""
     select = compressor.selector(at or context(values.numel()), state or State())
-    positions: list[int] = select(Accumulator(values), [Part(0, values.numel(), k)]).tolist()
+    positions: list[int] = select(Accumulator(values), [Range(0, values.numel(), k)]).tolist()
     return positions
 
 

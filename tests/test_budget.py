@@ -21,7 +21,7 @@ from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.protocol.programs import Context, State, Worker, seeded_generator
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Range
 from spardl.vector.selection import top_k
 from tests.harness import Bench, selected
 
@@ -56,14 +56,14 @@ def test_the_density_falls_as_in_dgc() -> None:
 
 
 def test_parts() -> None:
-    assert Budget(density=0.1).parts(at(0)) == [Part(0, 505, 50)]
-    by_layer = [Part(0, 200, 20), Part(200, 205, 1), Part(205, 505, 30)]
+    assert Budget(density=0.1).parts(at(0)) == [Range(0, 505, 50)]
+    by_layer = [Range(0, 200, 20), Range(200, 205, 1), Range(205, 505, 30)]
     assert Budget(density=0.1, scope="layer").parts(at(0)) == by_layer
     assert TopK(density=0.1, scope="layer").count(at(0)) == 51
-    by_bucket = [Part(0, 205, 20), Part(205, 505, 30)]
+    by_bucket = [Range(0, 205, 20), Range(205, 505, 30)]
     assert Budget(density=0.1, scope="bucket", bucket_entries=201).parts(at(0)) == by_bucket
     chunks = Budget(density=0.2, scope="chunk").parts(at(0, Layout.of([(3, 13), (1,)])))
-    assert chunks == [Part(0, 15, 3), Part(15, 30, 3), Part(30, 40, 2)]
+    assert chunks == [Range(0, 15, 3), Range(15, 30, 3), Range(30, 40, 2)]
 
 
 def test_each_layer_sends_its_own_largest() -> None:
@@ -101,7 +101,7 @@ def test_every_block_gets_exactly_its_entries(
     start, stop = sorted(int(fraction * layout.length) for fraction in cut)
     compressor = TopK(density, scope=scope, bucket_entries=10)
     vector = Accumulator(torch.randn(layout.length))
-    chosen = compressor.selector(at(0, layout), State())(vector, [Part(start, stop, k)])
+    chosen = compressor.selector(at(0, layout), State())(vector, [Range(start, stop, k)])
     assert chosen.dtype is torch.int64
     assert len(chosen) == min(k, stop - start)
     assert chosen.tolist() == sorted(set(chosen.tolist()))
@@ -118,7 +118,7 @@ def test_of_several_blocks_each_is_chosen_as_if_alone(shapes: list[int], scope: 
     """In the order asked for, which may go around the end of the vector."""
     layout = Layout.of([(size,) for size in shapes])
     borders = sorted({0, layout.length, *(int(cut * layout.length) for cut in cuts)})
-    blocks = [Part(start, stop, k) for start, stop in pairwise(borders)]
+    blocks = [Range(start, stop, k) for start, stop in pairwise(borders)]
     blocks = blocks[len(blocks) // 2 :] + blocks[: len(blocks) // 2]
     values = torch.randn(layout.length)
     select = TopK(0.1, scope=scope, bucket_entries=10).selector(at(0, layout), State())
@@ -170,9 +170,9 @@ def test_a_piece_may_assume_no_more_than_the_page_for_authors_says() -> None:
 
 def test_pieces_are_read_one_by_one_and_in_columns() -> None:
     compressor = TopK(0.5, scope="layer")
-    pieces = compressor.pieces([Part(2, 9, 3), Part(9, 9, 0), Part(0, 2, 1)], at(0, Layout.of([(4,), (5,)])))
+    pieces = compressor.pieces([Range(2, 9, 3), Range(9, 9, 0), Range(0, 2, 1)], at(0, Layout.of([(4,), (5,)])))
     assert list(pieces) == [Piece(0, 2, 4, 1), Piece(1, 4, 9, 2), Piece(0, 0, 2, 1)]
     assert (len(pieces), pieces[1], list(pieces[1:])) == (3, Piece(1, 4, 9, 2), list(pieces)[1:])
-    assert list(pieces.ranges) == [Part(*piece[1:]) for piece in pieces]
-    whole = TopK(0.5).pieces([Part(2, 9, 30), Part(9, 9, 0)], at(0, Layout.of([(4,), (5,)])))
+    assert list(pieces.ranges) == [Range(*piece[1:]) for piece in pieces]
+    whole = TopK(0.5).pieces([Range(2, 9, 30), Range(9, 9, 0)], at(0, Layout.of([(4,), (5,)])))
     assert list(whole) == [Piece(0, 2, 9, 7)]

@@ -21,7 +21,7 @@ from spardl.method.momentum import CorrectedMomentum, LocalMomentum, Moments, Mo
 from spardl.method.residuals import LocalResidual, NoResidual, PartialResidual
 from spardl.method.warmup import Warmup
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.norms import Bound, largest
+from spardl.vector.norms import Bound, largest_magnitude
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Wire
 from tests.harness import Bench, all_methods, remembering_methods, same_bits, spardl, to_dense, topka
@@ -170,10 +170,10 @@ def test_the_largest_magnitude(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
         monkeypatch.setenv("SPARDL_KERNELS", kernels)
         for many in (1, 10_000):
             for values, expected in (([1, -3, 2], 3), ([-most, 1], most), ([least, -0.0], least), ([-0.0], 0.0)):
-                assert largest([torch.tensor(values, dtype=dtype).repeat(many)]) == expected
-            assert largest([torch.tensor([1, -math.inf], dtype=dtype).repeat(many)]) == math.inf
-            assert math.isnan(largest([torch.tensor([-math.nan, math.inf, -1], dtype=dtype).repeat(many)]))
-    assert largest([]) == largest([torch.empty(0, dtype=dtype)]) == 0
+                assert largest_magnitude([torch.tensor(values, dtype=dtype).repeat(many)]) == expected
+            assert largest_magnitude([torch.tensor([1, -math.inf], dtype=dtype).repeat(many)]) == math.inf
+            assert math.isnan(largest_magnitude([torch.tensor([-math.nan, math.inf, -1], dtype=dtype).repeat(many)]))
+    assert largest_magnitude([]) == largest_magnitude([torch.empty(0, dtype=dtype)]) == 0
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)

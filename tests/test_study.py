@@ -15,7 +15,7 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from spardl.method import registry
-from spardl.method.registry import why_not
+from spardl.method.registry import incompatibility
 from tests.driver import here, only_run, summary
 from trainer.build import CONFIGURATIONS, build_method
 
@@ -43,7 +43,7 @@ def legal_points() -> set[tuple[str, ...]]:
     ):
         kind = registry.compressors()[compressor]
         parts = (registry.communicators()[communicator], registry.residual_rules()[residual])
-        if why_not(kind, *parts, registry.momentum_rules()[MOMENTA[momentum]]) is None:
+        if incompatibility(kind, *parts, registry.momentum_rules()[MOMENTA[momentum]]) is None:
             scoped = "scope" in {field.name for field in fields(kind)}
             found.add((compressor, *[scope] * scoped, residual, momentum, communicator))
     return found

@@ -17,7 +17,7 @@ from spardl.basics.errors import PeerError, StoppedError, TrainingError, warn
 from spardl.basics.files import write_atomically
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.clusters.profile import break_even_gbit, gather_costs
-from spardl.method.refusals import Refusals, Refused
+from spardl.method.refusals import NonFiniteCounts, NonFiniteReports
 from spardl.protocol.programs import Phase
 from spardl.schedules.measured import Groups
 from spardl.vector.sparse import SparseVector, Sum
@@ -242,7 +242,7 @@ class Trainer:
         self._observers, self._heartbeat = observers, heartbeat
         self._progress = Progress()
         self._restart: Restart | None = None
-        self._refusals = Refusals(cluster.size)
+        self._refusals = NonFiniteReports(cluster.size)
         self._doing = "starting"
         self._groups_kept = False
         if run.checkpoint:
@@ -377,7 +377,7 @@ class Trainer:
     def _refused(self) -> int:
         """Counts the gradients of all workers that were discarded or clamped, and warns of new ones."""
         rows = [torch.tensor(own) for own in self._learner.synchronizer.carried.refusals()]
-        gathered = [Refused(*row.tolist()) for row in gather_rows(self._cluster, rows)]
+        gathered = [NonFiniteCounts(*row.tolist()) for row in gather_rows(self._cluster, rows)]
         line = self._refusals.notice(dict(enumerate(gathered)))
         if line and self._cluster.leads:
             warn(line)

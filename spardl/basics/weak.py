@@ -9,10 +9,10 @@ from weakref import WeakMethod, finalize
 
 import torch
 
-__all__ = ["Uncopied", "weakly", "when_dropped"]
+__all__ = ["TransientHook", "on_finalize", "weak_method"]
 
 
-class Uncopied(partial[Any]):
+class TransientHook(partial[Any]):
     """A module hook that does nothing in copies of the module (``copy.deepcopy``, ``torch.save``).
 
     In a compiled module, the hook runs between graphs and is not traced.
@@ -21,23 +21,23 @@ class Uncopied(partial[Any]):
         function: The hook; objects that it is bound to are neither copied nor saved.
     """
 
-    def __new__(cls, function: Callable[..., Any]) -> Uncopied:
+    def __new__(cls, function: Callable[..., Any]) -> TransientHook:
         """Wraps ``function`` so that deepcopy and pickle drop it."""
         # A disabled function has no frame that torch.compile could trace.
         return super().__new__(cls, torch.compiler.disable(function))
 
-    def __deepcopy__(self, memo: object) -> Uncopied:
-        return Uncopied(_nothing)
+    def __deepcopy__(self, memo: object) -> TransientHook:
+        return TransientHook(_nothing)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return Uncopied, (_nothing,)
+        return TransientHook, (_nothing,)
 
 
 def _nothing(*arguments: object) -> None:
     pass
 
 
-def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
+def weak_method(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
     """Wraps a bound method so that the wrapper does not keep the method's object alive.
 
     Use it for hooks of tensors, autograd nodes and modules.
@@ -63,7 +63,7 @@ def weakly(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
     return disabled
 
 
-def when_dropped(owner: Any, then: Callable[..., Any], *arguments: Any) -> finalize[..., Any]:
+def on_finalize(owner: Any, then: Callable[..., Any], *arguments: Any) -> finalize[..., Any]:
     """Calls a function when an object is garbage-collected, but not at interpreter exit.
 
     Args:

@@ -14,12 +14,12 @@ from spardl.clusters.ledger import Ledger
 from spardl.communicators.steps.transfer import all_gather
 from spardl.protocol.programs import Boundary, Phase, Program, Worker, whole_team
 
-__all__ = ["Cluster", "Flight", "gather_rows"]
+__all__ = ["Cluster", "Work", "gather_rows"]
 
 T = TypeVar("T")
 
 
-class Flight(ABC, Generic[T]):
+class Work(ABC, Generic[T]):
     """A synchronization that runs while the workers compute.
 
     Each worker has one communication stream, which runs programs in the order in which they are released. All
@@ -99,7 +99,7 @@ class Cluster(ABC):
         """Runs ``programs`` like ``run_aside``; returns the seconds of each local rank on the cluster's clock."""
 
     @abstractmethod
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
+    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
         """Prepares one program per local rank to run while the workers compute, once it is released.
 
         Args:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from spardl.basics.files import own_temporary_folder
+from spardl.basics.files import private_temporary_folder
 from spardl.clusters.network import Network
 from spardl.clusters.simulated import SimulatedCluster
 from spardl.communicators.allgather import AllGather
@@ -30,7 +30,7 @@ from spardl.vector import kernels
 from spardl.vector.candidates import Candidates
 from spardl.vector.flat import write
 from spardl.vector.kernels import compiled
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Range
 
 __all__ = ["precompile", "prepare"]
 
@@ -168,7 +168,7 @@ class _MachineLock:
         """Waits until no other process compiles."""
         if self._file is not None or self._gave_up or threading.get_ident() != self._thread:
             return
-        folder = own_temporary_folder()
+        folder = private_temporary_folder()
         if folder is None or not self._lock(folder / f"compiling-{_cache_name()}.lock"):
             self._release()
         self._begun = self._logged_at = time.monotonic()
@@ -236,7 +236,7 @@ def _representative(method: Method, workers: int) -> int:
 
 def _apply_threshold(dtype: torch.dtype) -> None:
     # A second step may compile the threshold scan, but whether a synchronization reaches it depends on its gradients.
-    values, part, candidates = torch.arange(1, _LENGTH + 1).to(dtype), Part(0, _LENGTH, _LENGTH // 10), Candidates()
+    values, part, candidates = torch.arange(1, _LENGTH + 1).to(dtype), Range(0, _LENGTH, _LENGTH // 10), Candidates()
     candidates.add(values, None)
     candidates.largest(values, [part], [])
     candidates.add(values, None)

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_flag, check_kind, check_whole
+from spardl.basics.checks import check_bool, check_integer, check_type
 from spardl.basics.errors import ConfigError, ProgramError
-from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.base import Cluster, Work
 from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, message_logging, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
@@ -344,9 +344,9 @@ class SimulatedCluster(Cluster):
         profile: Profile | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        check_whole("cluster.workers", workers, least=1)
-        check_kind("network", network, Network)
-        check_flag("count_local", count_local)
+        check_integer("cluster.workers", workers, least=1)
+        check_type("network", network, Network)
+        check_bool("count_local", count_local)
         self.size = workers
         self.device = torch.device(device)
         self.local_ranks = range(workers)
@@ -381,7 +381,7 @@ class SimulatedCluster(Cluster):
     def _spare_ledgers(self) -> list[Ledger]:
         return [Ledger() for _ in self.local_ranks]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
+    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
         """Prepares the programs of all workers; they run when the first result is requested."""
         return _SimulatedFlight(self, self._with_logging(programs, self.local_workers), pauses)
 
@@ -503,7 +503,7 @@ class _Job:
         return [self.released[rank] for rank in range(len(self.programs))]
 
 
-class _SimulatedFlight(Flight[T]):
+class _SimulatedFlight(Work[T]):
     """Programs that start once all workers have released them."""
 
     def __init__(self, cluster: SimulatedCluster, programs: Sequence[Program[T]], pauses: bool) -> None:

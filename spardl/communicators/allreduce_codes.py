@@ -35,7 +35,7 @@ from spardl.protocol.programs import (
     whole_team,
 )
 from spardl.vector.layout import Layout
-from spardl.vector.norms import largest
+from spardl.vector.norms import largest_magnitude
 from spardl.vector.sparse import Sum
 
 __all__ = ["AllReduceCodes"]
@@ -178,7 +178,7 @@ def _reduce_scatter(sync: Synchronization[CodeCompressor, SumState], blocks: Seq
         )
     yield Phase.MERGE
     work(team.size)
-    peak, limit = largest([total]), torch.finfo(total.dtype).max
+    peak, limit = largest_magnitude([total]), torch.finfo(total.dtype).max
     if peak > limit:
         # An infinite sum has no code. The method recognizes the clamped value as an overflow.
         total.clamp_(-limit, limit)

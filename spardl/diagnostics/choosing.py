@@ -18,7 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import Tensor, nn
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from spardl.clusters.network import LATENCY, Network, parse_network
 from spardl.clusters.profile import LayerTimes, Profile
@@ -34,7 +34,7 @@ __all__ = [
     "ATTACHED",
     "CLEAR",
     "DENSE",
-    "LEFT",
+    "KEPT_GAIN",
     "METHODS",
     "PATIENCE",
     "Advice",
@@ -42,7 +42,7 @@ __all__ = [
     "Compressing",
     "Repeated",
     "advise",
-    "measured",
+    "measured_compression",
     "profiled",
 ]
 
@@ -58,7 +58,7 @@ CLEAR = 1.05
 _WAITED = 0.05
 # Remaining share of the gain in loss of dense training over a single worker, by local steps between two exchanges: the
 # DiLoCo rows of the table in docs/tables/learning.md.
-LEFT: Mapping[int, float] = MappingProxyType({15: 0.22, 30: 0.03})
+KEPT_GAIN: Mapping[int, float] = MappingProxyType({15: 0.22, 30: 0.03})
 # Smallest speedup that does not round to 0%.
 _SEEN = 1.005
 # Speedups below this factor are shown in percent, because two digits of a factor would hide them.
@@ -253,7 +253,7 @@ def _range(least: str, most: str) -> str:
 
 
 def _price() -> str:
-    left = " or ".join(f"{share:.0%} (every={every})" for every, share in LEFT.items())
+    left = " or ".join(f"{share:.0%} (every={every})" for every, share in KEPT_GAIN.items())
     return (
         f"with dense exchanges, {left} of the gain of 8 workers over a single one remained in 900 steps of a GPT of "
         "0.2 M parameters (one seed; docs/tables/learning.md, Local steps)"
@@ -301,7 +301,7 @@ class Repeated:
         return median(line(entries) for line in self.lines)
 
 
-def measured(
+def measured_compression(
     workers: int,
     device: torch.device,
     layout: Layout | None = None,
@@ -465,12 +465,12 @@ def advise(
     network = bandwidth
     if not isinstance(network, Network):
         network = parse_network(network, "bandwidth") if isinstance(network, str) else Network(LATENCY, network)
-    if not is_a(int, workers) or workers < 2:
+    if not is_number(int, workers) or workers < 2:
         raise ConfigError(f"workers must be a whole number, at least 2, got {workers!r}")
     _check("methods", methods, METHODS)
     _check("schedules", schedules, SCHEDULES)
     profile, device = profiled(model, loss, compute_seconds)
-    time = compressing or measured(workers, device, profile.layout)
+    time = compressing or measured_compression(workers, device, profile.layout)
     return _compared(profile, network, workers, density, time, methods, schedules)
 
 

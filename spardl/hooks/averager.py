@@ -18,12 +18,12 @@ from torch import Tensor, nn
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.clusters.base import gather_rows
 from spardl.clusters.ledger import Ledger
-from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
+from spardl.clusters.process_group import ProcessGroupCluster, ProcessWork
 from spardl.method.method import Method
-from spardl.method.provenance import check_owner, check_whole, compare_if_told, owner_of
-from spardl.method.refusals import Refusals, is_due
-from spardl.protocol.programs import Phase, Program, Worker, copied
-from spardl.schedules.carried import Snapshot, Waiting
+from spardl.method.provenance import check_owner, check_whole, compare_if_loaded, owner_of
+from spardl.method.refusals import NonFiniteReports, is_due
+from spardl.protocol.programs import Phase, Program, Worker, clone_data
+from spardl.schedules.carried import ResidualSize, Snapshot
 from spardl.schedules.engine import Schedule, Training
 from spardl.schedules.wfbp import InBackward
 from spardl.vector.flat import CopiedGradient
@@ -138,7 +138,9 @@ class Meter:
         self._since = self._timed = self._counts(self.steps)
         self._refused = refused
 
-    def stats(self, nbytes: float, refused: int, waiting: Waiting | None = None, *, under_way: bool = False) -> Stats:
+    def stats(
+        self, nbytes: float, refused: int, waiting: ResidualSize | None = None, *, under_way: bool = False
+    ) -> Stats:
         """Returns averages over the steps since ``reset``.
 
         Args:
@@ -211,7 +213,7 @@ class SideGroup(ProcessGroupCluster):
         """Runs a program that is not part of training, such as a check, and waits for it."""
         return self._result(self.flight(programs, counted=False))
 
-    def _result(self, flight: ProcessFlight[T]) -> list[T]:
+    def _result(self, flight: ProcessWork[T]) -> list[T]:
         flight.release(0)
         return [flight.wait(0)]
 
@@ -251,7 +253,7 @@ class LoadChecks:
         if worker.size == 1 or (self.steps > ALWAYS_CHECKED and self.steps % CHECK_INTERVAL != 1):
             return []
         loaded, self._loaded = self._loaded, False
-        return [compare_if_told(worker, loaded, facts, device)]
+        return [compare_if_loaded(worker, loaded, facts, device)]
 
 
 class Averager:
@@ -300,7 +302,7 @@ class Averager:
         fixed = {**given, "scaler": self.scaled}
         self._given: Callable[[], dict[str, Any]] = lambda: {**fixed, **update()}
         self._compared, self._loads = False, LoadChecks()
-        self._refusals = Refusals(worker.size)
+        self._refusals = NonFiniteReports(worker.size)
         self.begun = self._in_backward = self._has_gradients = False
         self._lent: set[int] = set()
         self.undo = StepUndo(self)
@@ -521,7 +523,7 @@ class Averager:
         return {
             "owner": dict(self._owner),
             "names": self.gradient.forward()[0],
-            **{name: copied(value) for name, value in self.engine.state_dict().items()},
+            **{name: clone_data(value) for name, value in self.engine.state_dict().items()},
         }
 
     def check_state(self, values: Mapping[str, Any]) -> None:
@@ -539,7 +541,7 @@ class Averager:
         self.check_state(values)
         # Loading may regroup, and DDP's buffers belong to the current groups.
         self.take_back()
-        self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
+        self.engine.load_state_dict(0, {name: clone_data(value) for name, value in values.items()})
         self.undo.forget()
         self._loads.note()
 

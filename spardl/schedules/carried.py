@@ -12,19 +12,19 @@ from torch import Tensor
 
 from spardl.method.method import Method, MethodState
 from spardl.method.momentum import Moments, Spread
-from spardl.method.refusals import Refused
-from spardl.protocol.programs import Worker, copied
+from spardl.method.refusals import NonFiniteCounts
+from spardl.protocol.programs import Worker, clone_data
 from spardl.schedules.fusion import Range, within
 from spardl.vector.flat import CopiedGradient, Storage
 from spardl.vector.layout import Layout
 
-__all__ = ["GradientState", "Group", "ResidualMonitor", "Snapshot", "Usage", "Waiting", "on_average"]
+__all__ = ["GradientState", "Group", "ResidualMonitor", "ResidualSize", "Snapshot", "Usage", "mean_size"]
 
 
 # The size of residuals.
 
 
-class Waiting(NamedTuple):
+class ResidualSize(NamedTuple):
     """Size of a worker's residual, as multiples of the gradient or update that it adds in a step.
 
     Attributes:
@@ -37,13 +37,13 @@ class Waiting(NamedTuple):
     age: float
 
 
-def on_average(parts: Iterable[Waiting | None]) -> Waiting | None:
+def mean_size(parts: Iterable[ResidualSize | None]) -> ResidualSize | None:
     """Average of several sizes with equal weights; ``None`` if one of them is unknown."""
     found = list(parts)
     known = [each for each in found if each is not None]
     if len(known) < len(found):
         return None
-    return Waiting(*(sum(figures) / len(known) for figures in zip(*known, strict=True)))
+    return ResidualSize(*(sum(figures) / len(known) for figures in zip(*known, strict=True)))
 
 
 class ResidualMonitor:
@@ -68,7 +68,7 @@ class ResidualMonitor:
         if all(0 < size < math.inf for size in sizes):
             self._added[number] = sizes
 
-    def waiting(self, memories: Sequence[Tensor], scale: float) -> Waiting | None:
+    def waiting(self, memories: Sequence[Tensor], scale: float) -> ResidualSize | None:
         """Computes the size of the residual; this reads all of it.
 
         Args:
@@ -82,7 +82,7 @@ class ResidualMonitor:
         if not norm:
             return None
         kept = _together([_sizes(memory, scale) for memory in memories])
-        return Waiting(kept[0] / norm, kept[1] / magnitudes)
+        return ResidualSize(kept[0] / norm, kept[1] / magnitudes)
 
 
 def _sizes(vector: Tensor, scale: float) -> tuple[float, float]:
@@ -226,7 +226,7 @@ class GradientState:
         self.groups = [self._group(layers) for layers in found]
         # Counts belong to the model, not to a group: collect them in the first group, which always exists.
         for local, first in enumerate(self.groups[0].states if before else ()):
-            first.refused, first.refused_last = Refused.of(group.states[local] for group in before)
+            first.refused, first.refused_last = NonFiniteCounts.of(group.states[local] for group in before)
             spread = Spread.pooled(group.states[local].moments.spread for group in before)
             for group in self.groups:
                 group.states[local].moments.spread = spread
@@ -327,9 +327,9 @@ class GradientState:
         """Number of gradients (of a group on a local rank) left out because they or a sum were non-finite."""
         return sum(state.refused for states in self.states for state in states)
 
-    def refusals(self) -> list[Refused]:
+    def refusals(self) -> list[NonFiniteCounts]:
         """Number of gradients left out on each local rank, and the step of the last one."""
-        return [Refused.of(states) for states in zip(*self.states, strict=True)]
+        return [NonFiniteCounts.of(states) for states in zip(*self.states, strict=True)]
 
     # --- saved states
 
@@ -382,7 +382,7 @@ class Snapshot:
     @classmethod
     def of(cls, carried: GradientState, factor: float) -> Snapshot:
         """Copies ``carried``; ``factor`` is the loss scale of its gradients."""
-        return cls(carried.partition, copied(carried.state_dicts()), factor)
+        return cls(carried.partition, clone_data(carried.state_dicts()), factor)
 
     def restore(self, carried: GradientState, factor: float) -> None:
         """Restores residual, moments and states; the count of non-finite gradients stays.

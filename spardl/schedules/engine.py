@@ -17,13 +17,13 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import TrainingError
-from spardl.basics.weak import weakly
+from spardl.basics.weak import weak_method
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
-from spardl.method.provenance import compare, facts_of, shapes_of
-from spardl.protocol.programs import described
+from spardl.method.provenance import compare, method_settings, shapes_of
+from spardl.protocol.programs import describe
 from spardl.schedules.averaging import Averaging, ModelUpdate
-from spardl.schedules.carried import GradientState, Usage, Waiting
+from spardl.schedules.carried import GradientState, ResidualSize, Usage
 from spardl.schedules.fusion import Range, is_partition, within
 from spardl.schedules.scaling import Limit, Scale, Scaling
 from spardl.schedules.step import Step
@@ -69,12 +69,12 @@ def check_saved(
     _check_groups(values["groups"], partition, gradient, carried)
     usage, kept, tried = values.get("usage", True), values.get("kept", 0), values.get("trials")
     if type(usage) is not bool:
-        raise ValueError(f"usage is {described(usage)}, expected True or False")
+        raise ValueError(f"usage is {describe(usage)}, expected True or False")
     if type(kept) is not int or kept < 0:
-        raise ValueError(f"kept is {described(kept)}, expected a whole number, at least 0")
+        raise ValueError(f"kept is {describe(kept)}, expected a whole number, at least 0")
     scaling.check(values, [sum(gradient.entries[start:stop]) for start, stop in partition])
     if tried is not None and not isinstance(tried, Mapping):
-        raise ValueError(f"trials is {described(tried)}, expected a dict or None")
+        raise ValueError(f"trials is {describe(tried)}, expected a dict or None")
     if trials and tried is not None:
         trials.check_state(tried)
 
@@ -184,7 +184,7 @@ class Engine(ABC):
         cluster.expect(gradient.entries)
         # The caller puts in copied gradients itself.
         self._hooks: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
+            parameter.register_post_accumulate_grad_hook(weak_method(self._on_gradient, number))
             for number, parameter in enumerate(() if gradient.backwards else gradient.parameters)
         ]
 
@@ -216,7 +216,7 @@ class Engine(ABC):
         """
         clip_norm, handle = self._training.clip_norm, type(self).__name__.strip("_")
         given = {"handle": handle, "groups": self.partition, "clip_norm": clip_norm} if given is None else given
-        facts = {**facts_of(self._method), **{name: str(value) for name, value in given.items()}}
+        facts = {**method_settings(self._method), **{name: str(value) for name, value in given.items()}}
         facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.carried.states))
         facts |= shapes_of(*self._gradient.forward())
         facts |= {"groups of layers": str(self.partition), "usage exchanged": str(self._usage.state_dict())}
@@ -300,7 +300,7 @@ class Engine(ABC):
         """Whether the optimizer must skip this step because some worker's gradient, or a sum, overflowed."""
         return bool(self._scaling.overflowed)
 
-    def waiting(self) -> Waiting | None:
+    def waiting(self) -> ResidualSize | None:
         """Size of the first local rank's residual; ``None`` if it is not known yet."""
         return self._averaging.waiting()
 

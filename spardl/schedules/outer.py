@@ -19,19 +19,19 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spardl.basics.checks import check_whole, is_finite
+from spardl.basics.checks import check_integer, is_finite
 from spardl.basics.errors import ConfigError
-from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.base import Cluster, Work
 from spardl.method.elastic import sources
 from spardl.method.method import Method
-from spardl.protocol.programs import Phase, copied
+from spardl.protocol.programs import Phase, clone_data
 from spardl.schedules.averaging import gradient_of
 from spardl.schedules.engine import Engine, Schedule, Training
 from spardl.schedules.fusion import by_share
-from spardl.vector.norms import largest
+from spardl.vector.norms import largest_magnitude
 from spardl.vector.sparse import Sum
 
-__all__ = ["Due", "OuterSteps", "Turns", "go_on"]
+__all__ = ["Due", "FragmentSchedule", "OuterSteps", "mix"]
 
 
 # The schedule of fragments.
@@ -49,7 +49,7 @@ class Due(NamedTuple):
     leaving: list[int]
 
 
-class Turns:
+class FragmentSchedule:
     """Decides after each local step which fragments are sent, and which averages are applied.
 
     Args:
@@ -89,7 +89,7 @@ class Turns:
 
 
 @torch.no_grad()
-def go_on(own: Tensor, anchor: Tensor, mixing: float) -> None:
+def mix(own: Tensor, anchor: Tensor, mixing: float) -> None:
     """Mixes a worker's weights with the global weights after an exchange, in place.
 
     Args:
@@ -133,13 +133,13 @@ class OuterSteps(Schedule):
     alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_whole("every", self.every, least=1)
+        check_integer("every", self.every, least=1)
         if not (is_finite(self.lr) and self.lr > 0):
             raise ConfigError(f"lr must be a number above 0, got {self.lr!r}; use 0.7 (DiLoCo) or 1 (averages weights)")
         if self.momentum is not None and not (is_finite(self.momentum) and 0 <= self.momentum < 1):
             raise ConfigError(f"momentum must be at least 0 and below 1, got {self.momentum!r}; use 0.9 (DiLoCo)")
-        check_whole("fragments", self.fragments, least=1)
-        check_whole("delay", self.delay, least=0)
+        check_integer("fragments", self.fragments, least=1)
+        check_integer("delay", self.delay, least=0)
         if max(self.fragments, self.delay + 1) > self.every:
             raise ConfigError(
                 f"fragments={self.fragments} and delay={self.delay} do not fit into every={self.every} steps; use at "
@@ -201,9 +201,9 @@ class _OuterSteps(Engine):
             # The outer SGD reads the averaged difference where the model's optimizer reads its gradient.
             anchor.grad = self._gradient.part(number).view_as(anchor)
         self._rule = outer.rule(self._anchors, method)
-        self._fragments = Turns(outer.every, len(self.carried.groups))
+        self._fragments = FragmentSchedule(outer.every, len(self.carried.groups))
         # Fragments in flight whose outer step is not made yet: ``flush`` may make it before the average is applied.
-        self._works: dict[int, Flight[Sum]] = {}
+        self._works: dict[int, Work[Sum]] = {}
         self._loaded: int | None = None
         ranks = range(len(cluster.local_ranks))
         self._weights = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
@@ -266,7 +266,7 @@ class _OuterSteps(Engine):
         self._averaging.clip_own(local)
         with self._cluster.timed(Phase.UPDATE, [local]):
             # A non-finite gradient would stay in the optimizer's moments.
-            if math.isfinite(largest(self._gradient.vectors)):
+            if math.isfinite(largest_magnitude(self._gradient.vectors)):
                 unused = [self._gradient.parameters[number] for number in self._usage.left_out(local)]
                 with self._gradient.hidden(unused):
                     self._optimizer.step()
@@ -334,7 +334,7 @@ class _OuterSteps(Engine):
         self._fragments.land(number)
         for own in self._weights:
             for each in range(*self.carried.groups[number].tensors):
-                go_on(own[each], self._anchors[each], self._outer.mixing)
+                mix(own[each], self._anchors[each], self._outer.mixing)
 
     # --- state
 
@@ -389,6 +389,6 @@ class _OuterSteps(Engine):
         for tensor, own in zip(self._weights[local], saved["weights"], strict=True):
             tensor.copy_(own)
         parameters = self._gradient.parameters
-        state = {parameters[number]: copied(each) for number, each in saved["optimizer"].items()}
+        state = {parameters[number]: clone_data(each) for number, each in saved["optimizer"].items()}
         self._states[local] = defaultdict(dict, state)
-        self._rule.load_state_dict({**self._rule.state_dict(), "state": copied(saved["rule"])})
+        self._rule.load_state_dict({**self._rule.state_dict(), "state": clone_data(saved["rule"])})

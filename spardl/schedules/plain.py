@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
-from spardl.method.moving import Trained, check_moved, coupled_decay, rule_of, trained_moments
+from spardl.method.moving import ConvertedMoments, check_local_update, convert_moments, coupled_decay, rule_of
 from spardl.schedules.carried import GradientState
 
-__all__ = ["PlainSteps", "Updater", "decay_of", "runs_closure", "unwrapped"]
+__all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "unwrap"]
 
 
 # Delayed updates of some parameters.
@@ -30,7 +30,7 @@ def runs_closure(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
     return any(each is not None for each in (*arguments[1:], options.get("closure")))
 
 
-def unwrapped(optimizer: Any) -> Any:
+def unwrap(optimizer: Any) -> Any:
     """Returns the torch optimizer inside Accelerate's wrapper, or the optimizer itself."""
     return getattr(optimizer, "optimizer", optimizer)
 
@@ -85,7 +85,7 @@ class Updater:
             self._optimizer.param_groups = groups
 
 
-class PlainSteps:
+class ApplyUpdate:
     """Makes each optimizer step compute ``weights = (1 - lr * decay) * weights - lr * average``.
 
     Learning rate and decay come from the parameter group at the time of the step, so schedulers work as usual. The
@@ -106,7 +106,7 @@ class PlainSteps:
         momentum: Momentum,
         check: Callable[[list[nn.Parameter]], None] | None = None,
     ) -> None:
-        check_moved(momentum, optimizer)
+        check_local_update(momentum, optimizer)
         self._optimizer, self._check, self._rule = optimizer, check, rule_of(optimizer)
         self._momentum = momentum
         self._averages: list[tuple[nn.Parameter, Tensor]] = []
@@ -121,7 +121,7 @@ class PlainSteps:
         momentum: Momentum,
         optimizer: torch.optim.Optimizer | None,
         check: Callable[[list[nn.Parameter]], None] | None = None,
-    ) -> PlainSteps | None:
+    ) -> ApplyUpdate | None:
         """Creates the object; returns ``None`` if there is no optimizer, or it keeps its own state.
 
         Args:
@@ -196,7 +196,7 @@ class PlainSteps:
         if not stale and any(states):
             updates = max((int(state.get("step", 0)) for state in states), default=0)
             found = [
-                trained_moments(self._momentum, groups[parameter], state, parameter, updates)
+                convert_moments(self._momentum, groups[parameter], state, parameter, updates)
                 for parameter, state in zip(parameters, states, strict=True)
             ]
             lacking = [name for name, moments in zip(names, found, strict=True) if moments is None]
@@ -246,7 +246,7 @@ def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[
 
 
 @torch.no_grad()
-def _copy(found: Sequence[Trained], carried: GradientState, scale: float, updates: int) -> None:
+def _copy(found: Sequence[ConvertedMoments], carried: GradientState, scale: float, updates: int) -> None:
     for number, moments in enumerate(found):
         _, velocity, variance = carried.of(number)
         velocity.copy_(moments.velocity * scale)

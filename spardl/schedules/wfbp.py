@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
@@ -184,7 +184,7 @@ def check_megabytes(name: str, value: object) -> None:
     Raises:
         ConfigError: If the value is not a number that is at least 0.
     """
-    if not is_a(float, value) or not (isinstance(value, int | float) and value >= 0) or math.isnan(value):
+    if not is_number(float, value) or not (isinstance(value, int | float) and value >= 0) or math.isnan(value):
         raise ConfigError(f"{name} must be a number of megabytes, at least 0 (0: one per layer), got {value!r}")
 
 

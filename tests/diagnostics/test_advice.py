@@ -19,7 +19,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics import Advice, Choice
-from spardl.diagnostics.choosing import LEFT, measured
+from spardl.diagnostics.choosing import KEPT_GAIN, measured_compression
 from spardl.diagnostics.timeline.model import MethodCosts, in_backward
 from spardl.schedules.fusion import Linear, by_size
 from tests.labs import ROOT
@@ -235,7 +235,7 @@ def test_the_price_of_local_steps_is_that_on_record() -> None:
 
     common = "lr_schedule.warmup_fraction=0.1 compressor=none"
     dense, alone = loss(f"{common} optimizer.lr"), loss(f"{common} cluster.workers=1")
-    for every, share in LEFT.items():
+    for every, share in KEPT_GAIN.items():
         local = loss(f"{common} schedule=diloco schedule.every={every} ")
         assert round((alone - local) / (alone - dense), 2) == share
 
@@ -266,7 +266,7 @@ def test_powersgd_is_compared_where_shapes_are_known() -> None:
 def test_ranges_span_the_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks, lines = iter(range(1000)), iter(Linear(seconds, 0.0) for seconds in (3.0, 1.0, 2.0) * 10)
     monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: (next(lines), []))
-    found = measured(4, torch.device("cpu"), clock=lambda: 1.2 * next(ticks))
+    found = measured_compression(4, torch.device("cpu"), clock=lambda: 1.2 * next(ticks))
     advice = spardl.advise(model(), "1gbit", 4, compressing=found, methods=["none", "topka"])
     (topka,) = (choice for choice in advice.choices if choice.method == "topka")
     assert topka.between is not None

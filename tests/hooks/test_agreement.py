@@ -20,7 +20,7 @@ from spardl.communicators import AllGather
 from spardl.compressors import TopK
 from spardl.hooks.fsdp import attach_fsdp
 from spardl.method import LocalResidual
-from spardl.method.provenance import facts_of, first_difference
+from spardl.method.provenance import first_difference, method_settings
 from spardl.schedules import AfterBackward, Training, Wfbp
 from spardl.vector import FlatGradient
 from tests.harness import run_workers
@@ -188,7 +188,7 @@ class Handmade(LocalResidual):
 
 def test_compared_values_are_plain_text() -> None:
     method = spardl.Method(TopK(0.5), AllGather(), Handmade())
-    facts = facts_of(method)
+    facts = method_settings(method)
     assert facts["density"] == "0.5"
     assert facts["chosen"] == "{'a', 'b'}"
     assert (facts["rule"], facts["object"]) == ("function", "object")

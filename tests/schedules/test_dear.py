@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters import Cluster, Network, SimulatedCluster
-from spardl.clusters.base import Flight
+from spardl.clusters.base import Work
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Dear, Schedule, Training, Wfbp
@@ -61,7 +61,7 @@ class Recorder(SimulatedCluster):
         self.log: list[tuple[str, int]] = []
         self.made = 0
 
-    def flight(self, programs: Any, *, pauses: bool = False) -> Flight[Any]:
+    def flight(self, programs: Any, *, pauses: bool = False) -> Work[Any]:
         inner, number, log = super().flight(programs, pauses=pauses), self.made, self.log
         self.made += 1
 

@@ -52,7 +52,7 @@ def test_all_configured_targets_are_allowed() -> None:
         ("spardl.nowhere.at.all.TopK", "No module named 'spardl.nowhere'"),
         ("spardl.compressors.topk", "it is not a subclass of Compressor from spardl"),
         ("spardl.OptimizerMomentum", "it is not a subclass of Compressor from spardl"),
-        ("spardl.clusters.workers.processes.leave", "it is not a subclass of Compressor from spardl"),
+        ("spardl.clusters.workers.processes.exit_now", "it is not a subclass of Compressor from spardl"),
         ("spardl.clusters.workers.processes.os.system", "it is not a subclass of Compressor from spardl"),
         ("spardl.clusters.workers.processes.Path", "it is not a subclass of Compressor from spardl"),
     ],

@@ -18,9 +18,9 @@ from spardl.diagnostics.thorough.outcome import Outcome, Place, failed, judged, 
 from spardl.diagnostics.timeline.measure import Clock
 from spardl.vector import sparse
 from spardl.vector.candidates import Candidates
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.packing import Slot, pack, unpack
-from spardl.vector.selection import PortableFinder, Ranges, top_k
+from spardl.vector.selection import ListingRanges, PortableFinder, top_k
 from spardl.vector.sparse import SparseVector, merge
 
 __all__ = ["check_messages", "check_selection", "check_triton", "vectors"]
@@ -83,7 +83,7 @@ def _figures(length: int, place: Place) -> dict[str, float]:
     gradient = torch.randn(length, generator=random, device=device)
     values, copy = torch.zeros_like(gradient), torch.empty_like(gradient)
     kept = max(1, int(_DENSITY * length))
-    candidates, parts, found = Candidates(), [Part(0, length, kept)], list[Tensor]()
+    candidates, parts, found = Candidates(), [Range(0, length, kept)], list[Tensor]()
 
     def select() -> None:
         candidates.add(values, gradient)
@@ -193,7 +193,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.equal(one, other)
 
 
-def _ranges(values: Tensor, gradient: Tensor | None) -> Ranges:
+def _ranges(values: Tensor, gradient: Tensor | None) -> ListingRanges:
     """Three ranges with a gap, room for all entries, and thresholds that some of the sums just reach."""
     length = values.numel()
     edges = np.array([0, length // 3, length // 3, length // 2, length // 2 + length // 9, length], np.int64)
@@ -202,7 +202,7 @@ def _ranges(values: Tensor, gradient: Tensor | None) -> Ranges:
     usable = sums[sums.isfinite()].clamp(min=least) if sums.isfinite().any() else sums.new_full((1,), least)
     bounds = usable[torch.linspace(0, usable.numel() - 1, 3).long()]
     starts, stops = edges[::2].copy(), edges[1::2].copy()
-    return Ranges(starts, stops, bounds, stops - starts)
+    return ListingRanges(starts, stops, bounds, stops - starts)
 
 
 @contextmanager

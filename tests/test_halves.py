@@ -51,7 +51,7 @@ def halves(method: Method, cluster: Cluster, all_gradients: list[Tensor]) -> tup
     for _ in range(2):
         for worker, state in zip(workers, states, strict=True):
             method.accumulate(all_gradients[worker.rank], state)
-        flight = cluster.flight([method.average(*pair) for pair in zip(workers, states, strict=True)], pauses=True)
+        flight = cluster.enqueue([method.average(*pair) for pair in zip(workers, states, strict=True)], pauses=True)
         for local in range(len(workers)):
             flight.release(local)
         shards = [
@@ -97,7 +97,7 @@ def test_each_half_costs_what_its_formula_says(name: str, workers: int) -> None:
     states = [method.init_state(layout_of(LENGTH), torch.float64) for _ in range(workers)]
     for gradient, state in zip(gradients(workers), states, strict=True):
         method.accumulate(gradient, state)
-    flight = cluster.flight(
+    flight = cluster.enqueue(
         [method.average(*pair) for pair in zip(cluster.local_workers, states, strict=True)], pauses=True
     )
     first, second = method.half_costs(context(LENGTH, Worker(0, workers)))
@@ -197,7 +197,7 @@ dist.init_process_group("gloo")
 cluster, method, length = ProcessGroupCluster(), Method(NoCompression(), Dense(), NoResidual()), 3 << 20
 (worker,) = cluster.local_workers
 state = method.init_state(Layout.flat(length), torch.float32)
-flight = cluster.flight([method.average(worker, state)], pauses=True)
+flight = cluster.enqueue([method.average(worker, state)], pauses=True)
 marks = [sent()]
 flight.release(0)
 flight.boundary(0)

@@ -493,14 +493,14 @@ class Learner:
         """Returns a hash of all weights: int64, shape (4,)."""
         return digest([parameter.detach() for parameter in self.model.parameters()])
 
-    def lasting(self, local: int) -> dict[str, Sequence[Tensor]]:
+    def local_tensors(self, local: int) -> dict[str, Sequence[Tensor]]:
         """State that persists between steps, by name: a non-finite value in it would remain or spread."""
         moments = [value for state in self._optimizer.state.values() for value in state.values()]
         return {
             "weights are": list(self.model.parameters()),
             "optimizer's state is": [value for value in moments if isinstance(value, Tensor)],
             "running statistics are": [self.workers[local].floating_buffers()],
-            **self.synchronizer.lasting(local),
+            **self.synchronizer.local_tensors(local),
         }
 
     def shared_state(self) -> dict[str, Any]:

@@ -527,17 +527,17 @@ class ProcessGroupCluster(Cluster):
         (program,) = self._with_logging(programs, self.local_workers)
         return [ProgramRunner(program, self._channel, self.ledgers[0]).run_to_end()]
 
-    def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
+    def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs the program of this worker without entering its costs."""
         return [ProgramRunner(programs[0], self._channel, Ledger()).run_to_end()]
 
-    def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
+    def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
         """Runs the program of this worker; returns its wall-clock seconds."""
         began = self.now(0)
-        (self.run if self.counts_calibration else self.run_aside)(programs)
+        (self.run if self.counts_calibration else self.run_uncounted)(programs)
         return [self.now(0) - began]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessWork[T]:
+    def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessWork[T]:
         """Prepares the program of this worker to run in a communication thread.
 
         The first calls open the threads and their groups, so all workers must make them at the same time.

@@ -38,7 +38,7 @@ class StepCosts:
 
     Attributes:
         seconds: seconds by phase.
-        beside: seconds of overlapped synchronizations, by phase.
+        overlapped: seconds of overlapped synchronizations, by phase.
         rounds: number of exchanges of the worker with the most.
         words: words sent per worker; an index or a value is one word.
         bytes_sent: bytes sent per worker.
@@ -47,7 +47,7 @@ class StepCosts:
     """
 
     seconds: dict[str, float]
-    beside: dict[str, float]
+    overlapped: dict[str, float]
     rounds: float
     words: float
     bytes_sent: float
@@ -58,7 +58,7 @@ class StepCosts:
     def overhead(self) -> float:
         """Seconds spent on compression: selection, packing and merging."""
         local = (Phase.SELECT.value, Phase.PACK.value, Phase.MERGE.value)
-        return sum(self.seconds[phase] + self.beside[phase] for phase in local)
+        return sum(self.seconds[phase] + self.overlapped[phase] for phase in local)
 
 
 def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> StepCosts:
@@ -76,7 +76,7 @@ def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> StepCosts:
     _, words, sent, *seconds = (table[:, :-1].mean(0) / steps).tolist()
     return StepCosts(
         seconds={phase.value: value for phase, value in zip(Phase, seconds[: len(Phase)], strict=True)},
-        beside={phase.value: value for phase, value in zip(Phase, seconds[len(Phase) :], strict=True)},
+        overlapped={phase.value: value for phase, value in zip(Phase, seconds[len(Phase) :], strict=True)},
         rounds=float(table[:, 0].max()) / steps,
         words=words,
         bytes_sent=sent,
@@ -89,7 +89,12 @@ def _row(ledger: Ledger, device: torch.device) -> Tensor:
     # Linux reports ru_maxrss in KiB.
     counts = [ledger.rounds, ledger.words, ledger.bytes_sent]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    values = [*counts, *(ledger.seconds[phase] for phase in Phase), *(ledger.beside[phase] for phase in Phase), peak]
+    values = [
+        *counts,
+        *(ledger.seconds[phase] for phase in Phase),
+        *(ledger.overlapped[phase] for phase in Phase),
+        peak,
+    ]
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 

@@ -368,11 +368,11 @@ class SimulatedCluster(Cluster):
         wrapped = self._with_logging(programs, self.local_workers)
         return self._run(wrapped, self._network, self.ledgers, self._clocks, self._count_local).run_to_end()
 
-    def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
+    def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs the programs of all workers without advancing the clocks."""
         return self._run(programs, self._network, self._spare_ledgers(), [0.0] * self.size, False).run_to_end()
 
-    def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
+    def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
         """Runs the programs on temporary clocks; returns the virtual seconds of each worker."""
         clocks = [0.0] * self.size
         self._run(programs, self._network, self._spare_ledgers(), clocks, self._count_local).run_to_end()
@@ -381,7 +381,7 @@ class SimulatedCluster(Cluster):
     def _spare_ledgers(self) -> list[Ledger]:
         return [Ledger() for _ in self.local_ranks]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
+    def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
         """Prepares the programs of all workers; they run when the first result is requested."""
         return _SimulatedFlight(self, self._with_logging(programs, self.local_workers), pauses)
 

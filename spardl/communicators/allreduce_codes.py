@@ -111,7 +111,7 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
         yield Phase.PACK
         sums = _contexts(context, number=team.size)
         message = compressor.take(blocks[team.position], sums[team.position], sync.compression)
-        total = sync.state.buffer(values) if accumulated.room is None else accumulated.room
+        total = sync.state.buffer(values) if accumulated.sum_buffer is None else accumulated.sum_buffer
         outputs = [total[block.start : block.stop] for block in _blocks_of(context.layout, team.size)]
         # The owner uses the decoded sum like all others, otherwise its weights would differ from theirs.
         compressor.decode_into(outputs[team.position], message, sums[team.position])

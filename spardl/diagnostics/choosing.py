@@ -80,7 +80,7 @@ class Choice(NamedTuple):
         bytes_sent: bytes that each worker sends in a step.
         break_even_gbit: bandwidth in Gbit/s below which a synchronization with this method is faster than a dense one;
             infinite if it always is, 0 if it never is or the method is dense.
-        moves: whether the method needs the optimizer, because it applies the momentum before compression.
+        local_update: whether the method needs the optimizer, because it applies the momentum before compression.
         exchange: seconds of one synchronization of the whole model without overlap, as in outer steps.
         between: smallest and largest seconds of a step over repetitions of a measurement; ``None`` without one.
         pays_between: smallest and largest ``break_even_gbit`` over the same repetitions, or ``None``.
@@ -92,7 +92,7 @@ class Choice(NamedTuple):
     seconds: float
     bytes_sent: float
     break_even_gbit: float
-    moves: bool = False
+    local_update: bool = False
     exchange: float = 0.0
     between: tuple[float, float] | None = None
     pays_between: tuple[float, float] | None = None
@@ -109,7 +109,7 @@ class Choice(NamedTuple):
     @property
     def call(self) -> str:
         """Call of ``spardl.attach`` for a training loop."""
-        return f"spardl.attach(model, {self}{', optimizer=optimizer' * self.moves})"
+        return f"spardl.attach(model, {self}{', optimizer=optimizer' * self.local_update})"
 
 
 @dataclass(frozen=True)

@@ -63,7 +63,7 @@ def precompile(methods: tuple[str, ...], dtype: str, workers: int) -> None:
         click.echo(f"{name} ... ", nl=False)
         began = time.perf_counter()
         try:
-            prepare(method, workers, [gradient], tells=False)
+            prepare(method, workers, [gradient], logs=False)
         except ConfigError as error:
             if methods:
                 raise

@@ -168,7 +168,7 @@ class Meter:
 
     def _counts(self, steps: int) -> _Counts:
         ledger = self._ledger
-        seconds = {phase.value: ledger.seconds[phase] + ledger.beside[phase] for phase in _PHASES}
+        seconds = {phase.value: ledger.seconds[phase] + ledger.overlapped[phase] for phase in _PHASES}
         return _Counts(steps, ledger.rounds, ledger.words, ledger.bytes_sent, seconds)
 
 
@@ -207,11 +207,11 @@ class SideGroup(ProcessGroupCluster):
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program in the communication thread and waits for it."""
-        return self._result(self.flight(programs))
+        return self._result(self.enqueue(programs))
 
-    def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
+    def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs a program that is not part of training, such as a check, and waits for it."""
-        return self._result(self.flight(programs, counted=False))
+        return self._result(self.enqueue(programs, counted=False))
 
     def _result(self, flight: ProcessWork[T]) -> list[T]:
         flight.release(0)
@@ -326,7 +326,7 @@ class Averager:
             self._compared = True
         elif check:
             # Overlaps with computation. If workers differ, this and everything sent afterwards fails on all of them.
-            self._cluster.flight(check, counted=False).release(0)
+            self._cluster.enqueue(check, counted=False).release(0)
         self.engine.begin()
         self.begun = True
         self._in_backward = self._has_gradients = False
@@ -383,27 +383,27 @@ class Averager:
         if group is None:
             self.take_back(numbers)
         elif buffer is not None:
-            self.engine.carried.lend(group, buffer)
+            self.engine.gradient_state.lend(group, buffer)
             self._lent.add(group)
 
     def _group_of(self, numbers: Sequence[int], buffer: Tensor) -> int | None:
-        if not self.engine.carried.shares:
+        if not self.engine.gradient_state.shares:
             return None
         wanted = (tuple(numbers), buffer.dtype)
-        groups = enumerate(zip(self.engine.carried.groups, self.gradient.vectors, strict=True))
+        groups = enumerate(zip(self.engine.gradient_state.groups, self.gradient.vectors, strict=True))
         return next((at for at, (group, own) in groups if wanted == (tuple(range(*group.tensors)), own.dtype)), None)
 
     def take_back(self, numbers: Sequence[int] | None = None) -> None:
         """Returns to copied gradients for some parameters, for all if ``numbers`` is ``None``."""
-        groups = self.engine.carried.groups
+        groups = self.engine.gradient_state.groups
         for lent in sorted(self._lent):
             if numbers is None or any(number in range(*groups[lent].tensors) for number in numbers):
-                self.engine.carried.lend(lent, torch.empty_like(self.gradient.vectors[lent]))
+                self.engine.gradient_state.lend(lent, torch.empty_like(self.gradient.vectors[lent]))
                 self._lent.remove(lent)
 
-    def succeed(self, other: Averager) -> None:
+    def continue_from(self, other: Averager) -> None:
         """Continues ``other`` in another order of parameters, after a step; its method must have no residual."""
-        self.engine.succeed(other.engine)
+        self.engine.continue_from(other.engine)
         self._compared, self._loads, self._refusals = other._compared, other._loads, other._refusals
 
     def note(self, number: int) -> None:
@@ -431,20 +431,22 @@ class Averager:
         self.begin()
         if not self.method.carries:
             return
-        self._excluded = {number: tuple(each.clone() for each in self.engine.carried.of(number)) for number in numbers}
+        self._excluded = {
+            number: tuple(each.clone() for each in self.engine.gradient_state.of(number)) for number in numbers
+        }
         # Zeros keep old residuals out of the averages of this step.
         for number in self._excluded:
-            for each in self.engine.carried.of(number):
+            for each in self.engine.gradient_state.of(number):
                 each.zero_()
-        self.engine.carried.changed()
+        self.engine.gradient_state.changed()
 
     def _restore_excluded(self) -> None:
         for number, saved in self._excluded.items():
-            for target, each in zip(self.engine.carried.of(number), saved, strict=True):
+            for target, each in zip(self.engine.gradient_state.of(number), saved, strict=True):
                 target.copy_(each)
         if self._excluded:
             self._excluded = {}
-            self.engine.carried.changed()
+            self.engine.gradient_state.changed()
 
     def missing(self) -> list[int]:
         """Returns the parameters that have no gradient yet in this step."""
@@ -489,7 +491,7 @@ class Averager:
         Args:
             advice: end of the warning; ``None`` for a hint at ``scaler=`` where the handle has no GradScaler.
         """
-        (own,) = self.engine.carried.refusals()
+        (own,) = self.engine.gradient_state.refusals()
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             if advice is None:
@@ -548,7 +550,7 @@ class Averager:
     def forget(self) -> None:
         """Resets the state to that before the first step."""
         self.take_back()
-        self.engine.forget()
+        self.engine.reset()
         self.undo.forget()
         self._loads.note()
 
@@ -573,7 +575,9 @@ class StepUndo:
         self._steps_left = max(0, self._steps_left - 1)
         averager = self._averager()
         assert averager is not None
-        self._snapshot = Snapshot.of(averager.engine.carried, averager.engine.scale) if self._steps_left else None
+        self._snapshot = (
+            Snapshot.of(averager.engine.gradient_state, averager.engine.scale) if self._steps_left else None
+        )
 
     def last_step(self, *, in_flight: bool = False) -> None:
         """Restores residuals and moments to their values before the last step.
@@ -589,7 +593,7 @@ class StepUndo:
         self._pending = in_flight and averager.method.carries
         if in_flight or not averager.method.carries:
             return
-        carried = averager.engine.carried
+        carried = averager.engine.gradient_state
         if self._snapshot is not None:
             self._snapshot.restore(carried, averager.engine.scale)
         elif carried.remembers:
@@ -610,10 +614,10 @@ def inherit(into: Averager, other: Averager) -> None:
         into: averager that continues.
         other: averager of the same parameters, in any groups; it may have no step in flight.
     """
-    other.engine.settle()
+    other.engine.return_unused()
     moments = type(into.method.momentum) is type(other.method.momentum) and into.method.momentum.remembers
     both = into.method.residual.remembers and other.method.residual.remembers
-    mine, theirs = into.engine.carried, other.engine.carried
+    mine, theirs = into.engine.gradient_state, other.engine.gradient_state
     factor = into.engine.scale / other.engine.scale
     places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
     for number, parameter in enumerate(into.gradient.parameters):
@@ -637,7 +641,7 @@ def _check_state(values: Mapping[str, Any], engine: InBackward, names: list[str]
     check_whole(values, REQUIRED_KEYS)
     if values["names"] != names:
         raise ConfigError(WRONG_PARAMETERS)
-    groups, mine = values["groups"], engine.carried.state_dicts()
+    groups, mine = values["groups"], engine.gradient_state.state_dicts()
     # Schedules that regroup may have saved more or fewer groups: each must then look like the first.
     check_whole(groups, mine if len(groups) == len(mine) else [mine[0]] * len(groups), "groups")
     if engine.fixed and (len(groups) != len(mine) or _sizes(groups) != _sizes(mine)):

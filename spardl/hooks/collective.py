@@ -86,7 +86,7 @@ def all_reduce(
     if compare:
         facts = {**method_settings(made), "handle": "all_reduce", "step": str(step)}
         facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
-        cluster.run_aside([provenance.compare(cluster.local_workers[0], facts, cluster.device)])
+        cluster.run_uncounted([provenance.compare(cluster.local_workers[0], facts, cluster.device)])
     with torch.no_grad():
         # Resolves the lazy negation of views, such as the imaginary part of a conjugate.
         made.accumulate(tensor.detach().resolve_neg().reshape(-1), state)

@@ -86,7 +86,7 @@ class Sharded(Handle):
         if not self._done:
             facts = partial(self._facts, name, flat, self._states[name])
             if programs := self._loads.step(self._worker, facts, self._cluster.device):
-                self._cluster.run_aside(programs)
+                self._cluster.run_uncounted(programs)
         state = self._states[name]
         if flat.dtype is not state.memory.dtype:
             raise ConfigError(
@@ -117,7 +117,7 @@ class Sharded(Handle):
             check_whole(saved, state.state_dict(), f"units.{name}")
             state.load_state_dict(saved)
         # Shards of one unit may differ between nodes, for example if ranks froze other parameters.
-        self._cluster.run_aside([compare(self._worker, self._facts(name, flat, state), self._cluster.device)])
+        self._cluster.run_uncounted([compare(self._worker, self._facts(name, flat, state), self._cluster.device)])
         self._states[name] = state
         self._warn_uncompressed(name, len(flat))
 

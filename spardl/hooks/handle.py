@@ -52,7 +52,7 @@ class Handle(ABC):
         self.method = method
         self._cluster = cluster
         # Compiles before anything is sent: in the first step, all workers would wait for the slowest one.
-        prepare(method, cluster.size, trained, tells=cluster.leads)
+        prepare(method, cluster.size, trained, logs=cluster.leads)
         if isinstance(cluster, SideGroup):
             cluster.open()
         (self._worker,) = cluster.local_workers
@@ -229,7 +229,7 @@ class GradientHandle(Handle):
 
     @property
     def _waiting(self) -> ResidualSize | None:
-        return self._averager.engine.waiting() if self._averager else None
+        return self._averager.engine.residual_size() if self._averager else None
 
     def _release(self) -> None:
         """Stops watching the optimizer's steps, and releases the communication resources."""

@@ -88,7 +88,7 @@ class _Groups:
         final = saved is not None and saved.named != named
         averager = self._make(saved if saved and final else Grouping(named, self._schedule))
         if after is not None:
-            averager.succeed(after)
+            averager.continue_from(after)
         if values is not None:
             averager.load_state_dict(values)
         self._final = final
@@ -99,7 +99,7 @@ class _Groups:
         if self._watcher is None or self._final:
             return averager
         following = self._make(self._watcher.observed(cluster, averager.gradient.parameters))
-        following.succeed(averager)
+        following.continue_from(averager)
         self._final = True
         return following
 

@@ -468,7 +468,7 @@ class OptimizerSteps:
         moments of a training before ``attach`` in the optimizer's checkpoint.
         """
         if self._plain:
-            gradient, carried = averager.gradient, averager.engine.carried
+            gradient, carried = averager.gradient, averager.engine.gradient_state
             stale = self._state_replaced and carried.states[0][0].step > 0
             scale = averager.engine.scale
             self._plain.take_over(carried, gradient.names, gradient.parameters, scale, stale=stale)

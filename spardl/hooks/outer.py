@@ -405,9 +405,9 @@ class Outer(_NotAnOptimizer, Handle):
         self._begun, self._uncounted = True, 0
         self._since += 1
         due = self._turns.step()
-        for number in due.landing:
+        for number in due.apply:
             self._apply(number)
-        for number in due.leaving:
+        for number in due.send:
             self._send(number, self._outer.delay)
 
     @torch.no_grad()
@@ -422,9 +422,9 @@ class Outer(_NotAnOptimizer, Handle):
         """
         self._check_open()
         self._begin()
-        for number in list(self._turns.aloft):
+        for number in list(self._turns.in_flight):
             self._apply(number)
-        for number in self._turns.begun or range(len(self._fragments)):
+        for number in self._turns.changed or range(len(self._fragments)):
             self._send(number, 0)
         # Local weights differ from the anchors in fragments that were mixed or have not been sent.
         for parameter, anchor in zip(self._parameters, self._anchors.weights, strict=True):
@@ -438,9 +438,9 @@ class Outer(_NotAnOptimizer, Handle):
         if len(self._fragments) > 1:
             program = check_same_fragment(self._worker, number, len(self._fragments), self._cluster.device)
             # Does not wait: if fragments differ, the messages sent afterwards fail.
-            self._cluster.flight([program], counted=False).release(0)
+            self._cluster.enqueue([program], counted=False).release(0)
         self._fragments[number].send(self._anchors.weights[place] - self._parameters[place] for place in places)
-        self._turns.leave(number, delay)  # also without a delay: it restarts the fragment's interval
+        self._turns.send(number, delay)  # also without a delay: it restarts the fragment's interval
         self._since = 0
         if not delay:
             self._apply(number)
@@ -450,7 +450,7 @@ class Outer(_NotAnOptimizer, Handle):
         self._outer_step(number)
         # Not in _outer_step(), which state_dict() may call earlier: reports must come after the same step everywhere.
         self._fragments[number].averager.report_refusals("; all workers continue from the weights of the last exchange")
-        self._turns.land(number)
+        self._turns.apply(number)
         for place in self._fragments[number].places:
             mix(self._parameters[place], self._anchors.weights[place], self._outer.mixing)
 
@@ -469,15 +469,15 @@ class Outer(_NotAnOptimizer, Handle):
         Raises:
             PeerError: if another worker is lost or does not answer in time.
         """
-        for number in self._turns.aloft:
+        for number in self._turns.in_flight:
             self._outer_step(number)
         first, *others = (fragment.averager.state_dict() for fragment in self._fragments)
         return {
             **first,
             "outer": {
                 "since": self._since,
-                "left": list(self._turns.left),
-                "aloft": dict(self._turns.aloft),
+                "left": list(self._turns.remaining),
+                "aloft": dict(self._turns.in_flight),
                 "fragments": others,
                 "weights": [parameter.detach().clone() for parameter in self._parameters],
                 **self._anchors.state_dict(),
@@ -510,8 +510,8 @@ class Outer(_NotAnOptimizer, Handle):
         self._since = own["since"]
         # Older states of an unfragmented model lack this, and the interval may be another one now.
         whole = [max(1, self._outer.every - own["since"])]
-        self._turns.left = list(own["left"]) if own["fragments"] else whole
-        self._turns.aloft = dict(own["aloft"])
+        self._turns.remaining = list(own["left"]) if own["fragments"] else whole
+        self._turns.in_flight = dict(own["aloft"])
         self._anchors.load_state_dict(own)
         self._begun = True
         with torch.no_grad():
@@ -528,7 +528,7 @@ class Outer(_NotAnOptimizer, Handle):
 
     @property
     def _waiting(self) -> ResidualSize | None:
-        return mean_size(averager.engine.waiting() for averager in self._averagers)
+        return mean_size(averager.engine.residual_size() for averager in self._averagers)
 
     def close(self) -> None:
         """Releases the communication resources; the optimizer then works as without this object."""

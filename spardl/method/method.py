@@ -247,9 +247,8 @@ class Method:
     def __post_init__(self) -> None:
         for name, kind in _PART_TYPES.items():
             check_type(name, getattr(self, name), kind)
-        reason = incompatibility(
-            type(self.compressor), type(self.communicator), type(self.residual), type(self.momentum)
-        )
+        parts = (self.compressor, self.communicator, self.residual, self.momentum)
+        reason = incompatibility(*map(type, parts))
         if reason:
             raise ConfigError(reason)
         if self.wire != EXACT and not isinstance(self.compressor, SparseCompressor):
@@ -374,9 +373,8 @@ class Method:
             shard = self.compressor.entries(shard, context, state.memory.dtype)
         # Clip as ``average`` does, so that a norm computed from shards is the norm of the result.
         cuts = self.carries or isinstance(boundary.shard, SparseVector)
-        return (
-            clip_overflow(shard.clone()) if cuts and not math.isfinite(largest_magnitude([shard])) else shard
-        ) / worker.size
+        overflowed = cuts and not math.isfinite(largest_magnitude([shard]))
+        return (clip_overflow(shard.clone()) if overflowed else shard) / worker.size
 
     def accumulate(self, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
         """Adds a worker's gradient to its residual.
@@ -504,9 +502,8 @@ class Method:
     def _limited(self, total: Tensor, state: MethodState) -> Tensor:
         """Clips and counts a sum that overflowed, here or on the way."""
         # A copy, since simulated workers may share received tensors.
-        return (
-            clip_overflow(total.clone()) if self._overflowed(largest_magnitude([total]), total.dtype, state) else total
-        )
+        overflowed = self._overflowed(largest_magnitude([total]), total.dtype, state)
+        return clip_overflow(total.clone()) if overflowed else total
 
     def _overflowed(self, peak: float, dtype: torch.dtype, state: MethodState) -> bool:
         """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""

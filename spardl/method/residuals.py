@@ -171,7 +171,7 @@ class LocalResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector, without the entries that this worker selected."""
-        accumulated.restore_but(final, whole=True)
+        accumulated.restore_unsettled(final, whole=True)
         accumulated.add_errors(final)
 
 
@@ -187,7 +187,7 @@ class PartialResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector, without the selected entries that are in the result."""
-        accumulated.restore_but(final, whole=False)
+        accumulated.restore_unsettled(final, whole=False)
         accumulated.add_errors(final)
 
 

@@ -139,11 +139,11 @@ class Averaging:
         self._method.accumulate(gradient, state, clear=clear)
         self._monitor.note(number, state.memory - before, self._scaling.factor)
 
-    def waiting(self) -> ResidualSize | None:
+    def residual_size(self) -> ResidualSize | None:
         """Size of the first local rank's residual; ``None`` if it is not known yet."""
         if not self._state.remembers:
             return ResidualSize(0.0, 0.0)
-        return self._monitor.waiting(self._state.residuals(), self._scaling.factor)
+        return self._monitor.residual_size(self._state.residuals(), self._scaling.factor)
 
 
 class ModelUpdate:

@@ -68,7 +68,7 @@ class ResidualMonitor:
         if all(0 < size < math.inf for size in sizes):
             self._added[number] = sizes
 
-    def waiting(self, memories: Sequence[Tensor], scale: float) -> ResidualSize | None:
+    def residual_size(self, memories: Sequence[Tensor], scale: float) -> ResidualSize | None:
         """Computes the size of the residual; this reads all of it.
 
         Args:
@@ -264,7 +264,7 @@ class GradientState:
         """
         self._gradient.vectors[number] = self.groups[number].states[0].memory = vector
 
-    def succeed(self, other: GradientState) -> None:
+    def continue_from(self, other: GradientState) -> None:
         """Copies the counts of ``other``, which has the same parameters and a method without state."""
         first = self.groups[0].states[0]
         first.refused, first.refused_last = other.refusals()[0]
@@ -277,7 +277,7 @@ class GradientState:
         """Residual of the local rank ``local`` if the method has one, shape (m,) each."""
         return self._memories[local] if self.remembers else []
 
-    def lasting(self, local: int = 0) -> list[Tensor]:
+    def local_tensors(self, local: int = 0) -> list[Tensor]:
         """Residual and moments of the local rank ``local`` that the method has, shape (m,) each."""
         return [*self.residuals(local), *self._velocities[local], *self._variances[local]]
 
@@ -313,7 +313,7 @@ class GradientState:
         for state in (each for states in self.states for each in states):
             state.change()
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Resets all state to that before the first step."""
         for vector in (each for vectors in self._all for each in vectors):
             vector.zero_()

@@ -364,7 +364,7 @@ class InHalves(InBackward):
         worker = self._cluster.local_workers[local]
         return [
             self._method.shard(work.boundary(local), worker, group.states[local])
-            for work, group in zip(self._step.works, self.carried.groups, strict=True)
+            for work, group in zip(self._step.works, self.gradient_state.groups, strict=True)
         ]
 
     @property
@@ -380,7 +380,7 @@ class InHalves(InBackward):
         if self._step.phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
             self._cluster.reach(local, layers, backward=False)
         for layer in sorted(layers):
-            group = next(number for number, group in enumerate(self.carried.groups) if layer < group.layers[1])
+            group = next(number for number, group in enumerate(self.gradient_state.groups) if layer < group.layers[1])
             self._apply(group, local)
 
     def _apply_all(self, local: int) -> None:
@@ -407,14 +407,14 @@ class InHalves(InBackward):
                 self._scaling.keep_unused([own[0] for own in second.gradients])
 
     def _apply_group(self, second: _SecondHalf, number: int, average: Sum) -> None:
-        group = self.carried.groups[number]
+        group = self.gradient_state.groups[number]
         self.kept += self._update.store(group, average)
         gradient = gradient_of(self._gradient, group)
         if second.factor is not None:
             gradient.mul_(second.factor)
         if self._update.updater and second.usable and number not in self._scaling.overflowed:
             self._update.step_group(group, second.skipped)
-        elif self.carried.remembers and not second.usable and not self._scaling.overflowed:
+        elif self.gradient_state.remembers and not second.usable and not self._scaling.overflowed:
             # No update used the average: each worker returns its share to its residual.
             group.states[0].change(more=gradient)
         gradient.zero_()

@@ -171,14 +171,14 @@ class Engine(ABC):
         gradient = self._gradient = training.gradient
         ranks = len(cluster.local_ranks)
         self.kept = self.steps = 0
-        self.measures = False
-        self.carried = GradientState(method, gradient, ranks, partition)
+        self.measures_residual = False
+        self.gradient_state = GradientState(method, gradient, ranks, partition)
         self.limit = Limit(training.clip_norm, first=method.momentum.moved or self._clips_own)
         self._scaling = Scaling(training.scale)
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
         self._step = Step(ranks, backwards=gradient.backwards)
         decay = training.decay or (lambda parameter: method.momentum.decay)
-        self._averaging = Averaging(method, cluster, gradient, decay, self.carried, self._scaling, self.limit)
+        self._averaging = Averaging(method, cluster, gradient, decay, self.gradient_state, self._scaling, self.limit)
         self._update = ModelUpdate(cluster, gradient, training.optimizer, self._usage, self._scaling, self.limit)
         self._use_groups()
         cluster.expect(gradient.entries)
@@ -203,7 +203,7 @@ class Engine(ABC):
         if len(self._cluster.local_ranks) == self._cluster.size:
             return
         facts, workers, device = self.facts(given), self._cluster.local_workers, self._cluster.device
-        self._cluster.run_aside([compare(worker, facts, device) for worker in workers])
+        self._cluster.run_uncounted([compare(worker, facts, device) for worker in workers])
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Settings and state that determine the messages, by name.
@@ -217,7 +217,7 @@ class Engine(ABC):
         clip_norm, handle = self._training.clip_norm, type(self).__name__.strip("_")
         given = {"handle": handle, "groups": self.partition, "clip_norm": clip_norm} if given is None else given
         facts = {**method_settings(self._method), **{name: str(value) for name, value in given.items()}}
-        facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.carried.states))
+        facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.gradient_state.states))
         facts |= shapes_of(*self._gradient.forward())
         facts |= {"groups of layers": str(self.partition), "usage exchanged": str(self._usage.state_dict())}
         return {**facts, "trials": str(self._trials and self._trials.progress)}
@@ -229,10 +229,10 @@ class Engine(ABC):
         if local == 0:
             self.steps += 1
             due = self._gradient.backwards and self.steps % _MEASURE_EVERY == 1
-            self._averaging.begin(measured=self.measures or due)
+            self._averaging.begin(measured=self.measures_residual or due)
             # A gradient that is averaged in place may already contain this step's values, which must not be rescaled.
-            states = [] if self.carried.shares else self.carried.states
-            self._scaling.settle(states, remembers=self.carried.remembers)
+            states = [] if self.gradient_state.shares else self.gradient_state.states
+            self._scaling.settle(states, remembers=self.gradient_state.remembers)
         self._step.begin(local)
 
     def before_backward(self, *, last: bool) -> None:
@@ -300,30 +300,30 @@ class Engine(ABC):
         """Whether the optimizer must skip this step because some worker's gradient, or a sum, overflowed."""
         return bool(self._scaling.overflowed)
 
-    def waiting(self) -> ResidualSize | None:
+    def residual_size(self) -> ResidualSize | None:
         """Size of the first local rank's residual; ``None`` if it is not known yet."""
-        return self._averaging.waiting()
+        return self._averaging.residual_size()
 
-    def lasting(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
+    def local_tensors(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
         """Tensors that only the local rank ``local`` keeps from step to step, by name; they have any shape."""
-        return {"residuals are": self.carried.lasting(local)}
+        return {"residuals are": self.gradient_state.local_tensors(local)}
 
     # --- groups
 
     @property
     def partition(self) -> list[Range]:
         """Ranges of layers that are synchronized together."""
-        return self.carried.partition
+        return self.gradient_state.partition
 
     def _regroup(self, partition: Sequence[Range]) -> None:
         # Unused averages are stored by group, so they must return to the residuals before the groups change.
-        self._scaling.return_unused(self.carried.states, remembers=self.carried.remembers)
-        self.carried.regroup(partition)
+        self._scaling.return_unused(self.gradient_state.states, remembers=self.gradient_state.remembers)
+        self.gradient_state.regroup(partition)
         self._use_groups()
 
     def _use_groups(self) -> None:
         self._averaging.regroup()
-        self._step.regroup(self.carried.groups)
+        self._step.regroup(self.gradient_state.groups)
 
     # --- saved states
 
@@ -332,7 +332,7 @@ class Engine(ABC):
         self.flush()
         return {
             "partition": [list(layers) for layers in self.partition],
-            "groups": self.carried.state_dicts(local),
+            "groups": self.gradient_state.state_dicts(local),
             "usage": self._usage.state_dict(),
             "kept": self.kept,
             **self._scaling.state_dict(),
@@ -341,7 +341,7 @@ class Engine(ABC):
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
         """Loads ``values`` that ``state_dict`` returned for the same rank ``local``; missing ones stay unchanged."""
         self._load_common(values)
-        self.carried.load_state_dicts(local, values["groups"])
+        self.gradient_state.load_state_dicts(local, values["groups"])
 
     def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
         """Loads states that a run with another number of workers saved.
@@ -354,7 +354,7 @@ class Engine(ABC):
         self._load_common(parts[0])
         self._scaling.rescale_unused(before / self._cluster.size)
         worker = self._cluster.local_workers[local]
-        self.carried.adopt(local, worker, [part["groups"] for part in parts], before)
+        self.gradient_state.adopt(local, worker, [part["groups"] for part in parts], before)
 
     def _load_common(self, values: Mapping[str, Any]) -> None:
         """Loads the values that are equal on all workers."""

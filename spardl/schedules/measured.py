@@ -289,7 +289,7 @@ def _measure(method: Method, cluster: Cluster, gradient: Tensor) -> float:
             state.step = method.warmup.steps + 1
             method.accumulate(gradient, state)
         pairs = zip(cluster.local_workers, states, strict=True)
-        seconds = cluster.time_aside([method.average(worker, state) for worker, state in pairs])
+        seconds = cluster.time_uncounted([method.average(worker, state) for worker, state in pairs])
         found.append(fmean(_mean(cluster, [torch.tensor([each], dtype=torch.float64) for each in seconds])))
     # The minimum, because other processes on the machine only ever add time.
     return min(found)

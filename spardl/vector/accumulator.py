@@ -34,7 +34,7 @@ class Accumulator:
         candidates: Known candidates for the largest entries, if they were listed when the gradient was added.
         wire: Precision of the values on the wire. Rounding errors remain in the vector.
         bound: Bound of the magnitudes in the vector. Code that writes larger entries to ``values`` must update it.
-        room: Buffer for a dense sum, of the vector's shape and dtype; ``None`` to allocate one when needed.
+        sum_buffer: Buffer for a dense sum, of the vector's shape and dtype; ``None`` to allocate one when needed.
         step: Granularity of the low bits of indices in messages (see ``Slot``), a number of bits.
 
     Attributes:
@@ -48,12 +48,12 @@ class Accumulator:
         candidates: Candidates | None = None,
         wire: Wire = EXACT,
         bound: Bound | None = None,
-        room: Tensor | None = None,
+        sum_buffer: Tensor | None = None,
         step: int = NIBBLE,
     ) -> None:
         self.values = values
         self.form = wire.form(values.dtype, step)
-        self.room = room
+        self.sum_buffer = sum_buffer
         self.wire = wire
         self.bound = bound or Bound()
         self.overflowed = False
@@ -242,7 +242,7 @@ class Accumulator:
             peak = largest_magnitude([kept])
         self.bound.include(peak)
 
-    def restore_but(self, final: Tensor, *, whole: bool) -> None:
+    def restore_unsettled(self, final: Tensor, *, whole: bool) -> None:
         """Restores the original values, but sets taken and settled entries to zero. Call ``add_errors`` next.
 
         Args:

@@ -231,17 +231,19 @@ class ListingRanges(NamedTuple):
         starts: Starts of the ranges, shape (r,), increasing; ranges do not overlap.
         stops: Ends of the ranges, shape (r,).
         bounds: CPU tensor of shape (r,) in the vector's dtype: least magnitudes to list, above 0.
-        rooms: Maximum number of listed entries per range, shape (r,); a list with more is dropped.
+        capacities: Maximum number of listed entries per range, shape (r,); a list with more is dropped.
     """
 
     starts: Integers
     stops: Integers
     bounds: Tensor
-    rooms: Integers
+    capacities: Integers
 
     def only(self, some: NDArray[np.bool_]) -> ListingRanges:
         """Selects the ranges for which ``some``, shape (r,), is true."""
-        return ListingRanges(self.starts[some], self.stops[some], self.bounds[torch.from_numpy(some)], self.rooms[some])
+        return ListingRanges(
+            self.starts[some], self.stops[some], self.bounds[torch.from_numpy(some)], self.capacities[some]
+        )
 
 
 class Chosen(NamedTuple):
@@ -387,7 +389,7 @@ class GpuFinder(PortableFinder):
 
         bounds: list[float] = ranges.bounds.tolist()
         starts, stops = ranges.starts.tolist(), ranges.stops.tolist()
-        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.rooms.sum()))
+        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.capacities.sum()))
         # The kernel only reads the gradient.
         if clear and gradient is not None:
             gradient.zero_()
@@ -437,7 +439,7 @@ class CompiledFinder(Finder):
         """Adds and lists in one kernel; reuses the lists' memory from step to step."""
         from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
 
-        capacity = int(ranges.rooms.sum())
+        capacity = int(ranges.capacities.sum())
         if self._places.size < capacity:
             small = values.numel() < 2**31
             self._places = np.empty(capacity, np.int32 if small else np.int64)
@@ -452,7 +454,7 @@ class CompiledFinder(Finder):
             lists[0],
             lists[1],
             self._array(ranges.bounds),
-            ranges.rooms,
+            ranges.capacities,
             self._places,
             self._array(self._listed),
             lists[2],

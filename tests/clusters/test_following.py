@@ -65,7 +65,7 @@ def synchronize(cluster: Cluster, method: Method) -> None:
         if not step:
             cluster.run(programs)
             continue
-        flight = cluster.flight(programs, pauses=method.communicator.splits)
+        flight = cluster.enqueue(programs, pauses=method.communicator.splits)
         for local in range(len(states)):
             flight.release(local)
         if method.communicator.splits:

@@ -186,7 +186,7 @@ def test_small_gains_are_not_recommended(seconds: float, method: str, said: str)
 def test_method_that_learns_like_dense_is_preferred(seconds: float, advised: str) -> None:
     plain = Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
     cast = Choice("bf16", {}, "wfbp", seconds, 5e5, 0.0)
-    sparse = Choice("topka", {"density": 0.002}, "wfbp", 0.95, 1e4, 0.0, moves=True)
+    sparse = Choice("topka", {"density": 0.002}, "wfbp", 0.95, 1e4, 0.0, local_update=True)
     ordered = tuple(sorted([cast, sparse, plain], key=lambda choice: choice.seconds))
     advice = Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=plain)
     assert (advice.best, advice.advised.method) == (sparse, advised)

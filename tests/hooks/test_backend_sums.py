@@ -151,7 +151,7 @@ def run(parts: tuple[Any, Ddp, Any], steps: range) -> list[dict[str, Any]]:
 def lent(path: Ddp) -> tuple[int, int]:
     """Returns the number of groups averaged in DDP's buffers, and of all groups."""
     averager = path.handle._averager
-    return len(averager._lent), len(averager.engine.carried.groups)
+    return len(averager._lent), len(averager.engine.gradient_state.groups)
 
 
 @pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])

@@ -61,8 +61,8 @@ class Recorder(SimulatedCluster):
         self.log: list[tuple[str, int]] = []
         self.made = 0
 
-    def flight(self, programs: Any, *, pauses: bool = False) -> Work[Any]:
-        inner, number, log = super().flight(programs, pauses=pauses), self.made, self.log
+    def enqueue(self, programs: Any, *, pauses: bool = False) -> Work[Any]:
+        inner, number, log = super().enqueue(programs, pauses=pauses), self.made, self.log
         self.made += 1
 
         class Spy:

@@ -227,7 +227,7 @@ def test_what_was_cut_out_and_is_settled_becomes_zero(
         for positions, error in vector._errors:
             kept = torch.isin(positions, final)
             first[positions[kept]] += error[kept]
-        vector.restore_but(final, whole=whole)
+        vector.restore_unsettled(final, whole=whole)
         vector.add_errors(final)
     assert same_bits(vector.values, first)
 

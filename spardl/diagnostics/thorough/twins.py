@@ -177,7 +177,7 @@ def _differences(values: Tensor, gradient: Tensor | None, device: torch.device) 
     finder = PortableFinder()
     wanted = finder.add(portable, added, ranges)
     numbers = ranges.starts.tolist(), ranges.stops.tolist(), ranges.bounds.tolist()
-    positions, counts = add_and_list(memory, added, *numbers, int(ranges.rooms.sum()))
+    positions, counts = add_and_list(memory, added, *numbers, int(ranges.capacities.sum()))
     listed = torch.cat([finder.listed(start, stop) for start, stop in zip(*numbers[:2], strict=True)])
     whole = _WHOLE[values.itemsize]
     same = {

@@ -213,7 +213,7 @@ class Experiment:
     def _compile(self) -> None:
         # Once here, instead of in each worker.
         gradient = torch.empty(0, dtype=self.plan.settings.formats.weights)
-        prepare(self.plan.method, self.launcher.workers, [gradient], tells=False)
+        prepare(self.plan.method, self.launcher.workers, [gradient], logs=False)
 
     def _write(self, run: Run, status: str, **content: Any) -> None:
         if self.launcher.leads:

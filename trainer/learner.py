@@ -21,8 +21,8 @@ from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.method.moving import check_local_update
 from spardl.protocol.programs import Worker
+from spardl.schedules.apply_update import ApplyUpdate, decay_of
 from spardl.schedules.engine import Schedule, Training
-from spardl.schedules.plain import ApplyUpdate, decay_of
 from spardl.vector.flat import FlatGradient
 from trainer.lr import LrSchedule
 from trainer.memory import Need

@@ -28,7 +28,7 @@ from torch import Tensor
 
 from spardl.basics.checks import check_integer, check_seconds, check_type
 from spardl.basics.errors import ConfigError, PeerError
-from spardl.basics.weak import on_finalize
+from spardl.basics.weakrefs import on_finalize
 from spardl.clusters.base import Cluster, Work
 from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, message_logging, ring_cost
 from spardl.clusters.network import Network

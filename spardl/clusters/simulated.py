@@ -383,7 +383,7 @@ class SimulatedCluster(Cluster):
 
     def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
         """Prepares the programs of all workers; they run when the first result is requested."""
-        return _SimulatedFlight(self, self._with_logging(programs, self.local_workers), pauses)
+        return _SimulatedWork(self, self._with_logging(programs, self.local_workers), pauses)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters measured seconds for each of the ranks and advances their virtual clocks."""
@@ -443,7 +443,7 @@ class SimulatedCluster(Cluster):
         self._stack.settle()  # the running phase has not advanced the clock yet
         return self._clocks[local]
 
-    def enqueue(self, job: _Job) -> None:
+    def append(self, job: _Job) -> None:
         """Appends ``job`` to the communication streams of all workers."""
         self._jobs.append(job)
 
@@ -452,7 +452,7 @@ class SimulatedCluster(Cluster):
 
         Args:
             local: position of the rank in ``local_ranks``.
-            job: a job passed to ``enqueue`` before.
+            job: a job passed to ``append`` before.
 
         Returns:
             The result of the worker's program.
@@ -503,7 +503,7 @@ class _Job:
         return [self.released[rank] for rank in range(len(self.programs))]
 
 
-class _SimulatedFlight(Work[T]):
+class _SimulatedWork(Work[T]):
     """Programs that start once all workers have released them."""
 
     def __init__(self, cluster: SimulatedCluster, programs: Sequence[Program[T]], pauses: bool) -> None:
@@ -514,7 +514,7 @@ class _SimulatedFlight(Work[T]):
 
     def release(self, local: int) -> None:
         if not self._first.released:
-            self._cluster.enqueue(self._first)
+            self._cluster.append(self._first)
         self._first.released[local] = self._cluster.now(local)
 
     def boundary(self, local: int) -> Boundary:
@@ -524,7 +524,7 @@ class _SimulatedFlight(Work[T]):
 
     def resume(self) -> None:
         self._last.released = {local: self._cluster.now(local) for local in range(self._cluster.size)}
-        self._cluster.enqueue(self._last)
+        self._cluster.append(self._last)
 
     def wait(self, local: int) -> T:
         result: T = self._cluster.arrive(local, self._last)

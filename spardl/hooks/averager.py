@@ -23,8 +23,8 @@ from spardl.method.method import Method
 from spardl.method.provenance import check_owner, check_whole, compare_if_loaded, owner_of
 from spardl.method.refusals import NonFiniteReports, is_due
 from spardl.protocol.programs import Phase, Program, Worker, clone_data
-from spardl.schedules.carried import ResidualSize, Snapshot
 from spardl.schedules.engine import Schedule, Training
+from spardl.schedules.gradient_state import ResidualSize, Snapshot
 from spardl.schedules.wfbp import InBackward
 from spardl.vector.flat import CopiedGradient
 

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weak_method
+from spardl.basics.weakrefs import weak_method
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.hooks.averager import Named
 from spardl.method.method import Method

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import TransientHook, weak_method
+from spardl.basics.weakrefs import TransientHook, weak_method
 from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager
 from spardl.hooks.optimizer_steps import GradientMarks, check_no_gradients, warn_clipped
+from spardl.schedules.apply_update import runs_closure
 from spardl.schedules.dear import InHalves
-from spardl.schedules.plain import runs_closure
 
 __all__ = ["DelayedUpdate"]
 

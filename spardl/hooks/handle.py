@@ -14,7 +14,7 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from spardl.basics.checks import check_dtypes, check_type
-from spardl.basics.weak import weak_method
+from spardl.basics.weakrefs import weak_method
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Meter, Named, SideGroup, Stats
@@ -24,8 +24,8 @@ from spardl.method.method import Method
 from spardl.method.moving import resolve_momentum
 from spardl.method.provenance import owner_of
 from spardl.schedules import Schedule, Training
-from spardl.schedules.carried import ResidualSize
-from spardl.schedules.plain import decay_of
+from spardl.schedules.apply_update import decay_of
+from spardl.schedules.gradient_state import ResidualSize
 from spardl.schedules.scaling import scale_of
 from spardl.vector.flat import CopiedGradient
 

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.checks import check_type
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import on_finalize, weak_method
+from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.hooks.averager import REQUIRED_KEYS, WRONG_PARAMETERS, Averager, Named, SideGroup, inherit
 from spardl.hooks.buckets import (
     BucketWatcher,

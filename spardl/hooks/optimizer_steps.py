@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weak_method
+from spardl.basics.weakrefs import weak_method
 from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager, Named
 from spardl.hooks.choosing import check_known
 from spardl.method.method import Method
-from spardl.schedules.plain import ApplyUpdate
+from spardl.schedules.apply_update import ApplyUpdate
 
 __all__ = [
     "GradientMarks",

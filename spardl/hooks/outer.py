@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from spardl.basics.checks import check_dtypes, check_type
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import on_finalize, weak_method
+from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.communicators.steps.transfer import all_gather
 from spardl.hooks.averager import Averager, Named, SideGroup
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
@@ -29,10 +29,10 @@ from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
 from spardl.protocol.programs import Program, Worker, clone_data, whole_team
 from spardl.schedules import OuterSteps, Schedule, Training
-from spardl.schedules.carried import ResidualSize, mean_size
+from spardl.schedules.apply_update import unwrap
 from spardl.schedules.fusion import by_share
+from spardl.schedules.gradient_state import ResidualSize, mean_size
 from spardl.schedules.outer import FragmentSchedule, mix
-from spardl.schedules.plain import unwrap
 from spardl.vector.flat import CopiedGradient, Layer, layers_of
 
 __all__ = ["Fragment", "LayerRange", "Outer", "check_same_fragment", "split_layers"]

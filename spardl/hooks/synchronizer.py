@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.checks import check_bool
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import on_finalize, weak_method
+from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.hooks.averager import Averager, Meter, Named
 from spardl.hooks.choosing import choose_method, choose_schedule
 from spardl.hooks.handle import GradientHandle

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Boundary, Phase, Program, Worker
-from spardl.schedules.carried import GradientState, Group, ResidualMonitor, ResidualSize, Usage
-from spardl.schedules.plain import Updater
+from spardl.schedules.apply_update import Updater
+from spardl.schedules.gradient_state import GradientState, Group, ResidualMonitor, ResidualSize, Usage
 from spardl.schedules.scaling import Limit, Scaling, any_overflowed, norm_in
 from spardl.vector.flat import Storage, write
 from spardl.vector.sparse import SparseVector, Sum

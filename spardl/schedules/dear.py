@@ -23,7 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError, TrainingError
-from spardl.basics.weak import TransientHook
+from spardl.basics.weakrefs import TransientHook
 from spardl.clusters.base import Cluster, Work, gather_rows
 from spardl.method.method import Method
 from spardl.schedules.averaging import gradient_of

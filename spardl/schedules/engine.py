@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import TrainingError
-from spardl.basics.weak import weak_method
+from spardl.basics.weakrefs import weak_method
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
 from spardl.method.provenance import compare, method_settings, shapes_of
 from spardl.protocol.programs import describe
 from spardl.schedules.averaging import Averaging, ModelUpdate
-from spardl.schedules.carried import GradientState, ResidualSize, Usage
 from spardl.schedules.fusion import Range, is_partition, within
+from spardl.schedules.gradient_state import GradientState, ResidualSize, Usage
 from spardl.schedules.scaling import Limit, Scale, Scaling
 from spardl.schedules.step import Step
 from spardl.schedules.tuning import Trials

@@ -7,7 +7,7 @@ from enum import Enum
 
 from spardl.basics.errors import TrainingError
 from spardl.clusters.base import Work
-from spardl.schedules.carried import Group
+from spardl.schedules.gradient_state import Group
 from spardl.vector.sparse import Sum
 
 __all__ = ["Step", "StepPhase"]

@@ -19,7 +19,7 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics import Advice, Choice
-from spardl.diagnostics.choosing import KEPT_GAIN, measured_compression
+from spardl.diagnostics.advice import KEPT_GAIN, measured_compression
 from spardl.diagnostics.timeline.model import MethodCosts, in_backward
 from spardl.schedules.fusion import Linear, by_size
 from tests.labs import ROOT
@@ -29,7 +29,7 @@ from tests.labs import ROOT
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressing takes 1 ms and 2 ns for each entry, whatever the method."""
     line = Linear(1e-3, 2e-9)
-    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: (line, []))
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", lambda *arguments: (line, []))
 
 
 def model() -> nn.Module:
@@ -63,7 +63,7 @@ def test_dense_and_sparse_are_equal_at_break_even() -> None:
 
 
 def test_compression_time_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", None)
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", None)
     asked = []
 
     def compressing(name: str, options: Mapping[str, Any]) -> Callable[[int], float]:
@@ -265,7 +265,7 @@ def test_powersgd_is_compared_where_shapes_are_known() -> None:
 
 def test_ranges_span_the_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks, lines = iter(range(1000)), iter(Linear(seconds, 0.0) for seconds in (3.0, 1.0, 2.0) * 10)
-    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: (next(lines), []))
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", lambda *arguments: (next(lines), []))
     found = measured_compression(4, torch.device("cpu"), clock=lambda: 1.2 * next(ticks))
     advice = spardl.advise(model(), "1gbit", 4, compressing=found, methods=["none", "topka"])
     (topka,) = (choice for choice in advice.choices if choice.method == "topka")

@@ -127,7 +127,7 @@ def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     fixed = (Linear(1e-3, 2e-9), [])
-    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: fixed)
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", lambda *arguments: fixed)
     for load, said in ((100.0, 1), (0.0, 0)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         monkeypatch.setattr(os, "cpu_count", lambda: 4)

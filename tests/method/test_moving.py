@@ -22,7 +22,7 @@ from spardl.method import (
     SgdMomentum,
 )
 from spardl.method.moving import coupled_decay, resolve_momentum
-from spardl.schedules.plain import ApplyUpdate
+from spardl.schedules.apply_update import ApplyUpdate
 
 AUTO = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AutoMomentum())
 

@@ -13,8 +13,8 @@ import torch
 
 from spardl.clusters.network import parse_network
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.choosing import DENSE, METHODS, PATIENCE, Compressing, measured_compression
-from spardl.diagnostics.choosing import advise as advised
+from spardl.diagnostics.advice import DENSE, METHODS, PATIENCE, Compressing, measured_compression
+from spardl.diagnostics.advice import advise as advised
 from spardl.diagnostics.commands import network_option, workers_option
 
 __all__ = ["advise", "with_progress"]

@@ -16,7 +16,7 @@ from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum
 from spardl.method.names import MethodName
-from spardl.schedules.plain import unwrap
+from spardl.schedules.apply_update import unwrap
 
 __all__ = ["attach"]
 

@@ -21,7 +21,7 @@ from spardl.method.method import Method
 from spardl.method.moving import resolve_momentum
 from spardl.method.names import MethodName
 from spardl.schedules import Dear
-from spardl.schedules.plain import unwrap
+from spardl.schedules.apply_update import unwrap
 
 __all__ = ["SpardlStrategy"]
 

@@ -15,7 +15,7 @@ from spardl.hooks.hook import Hook, attach
 from spardl.method.method import Method
 from spardl.method.moving import resolve_momentum
 from spardl.method.names import MethodName
-from spardl.schedules.plain import unwrap
+from spardl.schedules.apply_update import unwrap
 
 __all__ = ["SpardlCallback", "attach_trainer"]
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
 from spardl.method.moving import ConvertedMoments, check_local_update, convert_moments, coupled_decay, rule_of
-from spardl.schedules.carried import GradientState
+from spardl.schedules.gradient_state import GradientState
 
 __all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "unwrap"]
 

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from spardl.method import SgdMomentum
-from spardl.schedules.plain import decay_of
+from spardl.schedules.apply_update import decay_of
 
 
 def test_weight_decay_follows_a_loaded_optimizer_state() -> None:

@@ -19,7 +19,7 @@ from spardl.clusters.ledger import PhaseStack
 from spardl.clusters.process_group import Background
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.protocol.programs import Boundary, Exchange, Phase, Program, Receive, Send, Worker
-from tests.harness import run_workers
+from tests.support.harness import run_workers
 
 # A message of 125 bytes takes 1 s.
 NETWORK = Network(alpha=0.0, gbit=1e-6)

@@ -24,8 +24,8 @@ from spardl.protocol.programs import (
     Send,
     Worker,
 )
-from tests.driver import here, only_run, summary
-from tests.harness import layout_of, run_method, run_workers, same_bits, spardl, topka
+from tests.support.driver import here, only_run, summary
+from tests.support.harness import layout_of, run_method, run_workers, same_bits, spardl, topka
 from trainer.launch import Heartbeat, ProcessGroup
 
 NETWORK = Network(alpha=1e-2, gbit=0.01)

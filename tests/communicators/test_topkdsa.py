@@ -25,7 +25,7 @@ from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Range
 from spardl.vector.packing import Slot, message_bytes
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench, context, layout_of, same_bits, to_dense
+from tests.support.harness import Bench, context, layout_of, same_bits, to_dense
 
 WORKERS = [*range(1, 10), 12, 16]
 RULES = [LocalResidual(), PartialResidual(), GlobalResidual()]

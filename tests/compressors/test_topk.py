@@ -11,7 +11,7 @@ from spardl.method.recipes import make_method
 from spardl.protocol.programs import State
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Range
-from tests.harness import Bench, context, same_bits
+from tests.support.harness import Bench, context, same_bits
 
 
 @pytest.mark.parametrize("density", [0, -1, 2, 1.0001, float("nan"), "abc", True, None])

@@ -22,7 +22,7 @@ from spardl.diagnostics import Advice, Choice
 from spardl.diagnostics.advice import KEPT_GAIN, measured_compression
 from spardl.diagnostics.timeline.model import MethodCosts, in_backward
 from spardl.schedules.fusion import Linear, by_size
-from tests.labs import ROOT
+from tests.support.labs import ROOT
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from spardl.clusters.profile import Profile
 from spardl.diagnostics.cli import front, run
 from spardl.diagnostics.commands.advise import with_progress
 from spardl.schedules.fusion import Linear
-from tests.labs import ROOT
+from tests.support.labs import ROOT
 
 TRAINING = """
 import torch

@@ -14,7 +14,7 @@ from scripts.exhibits.claims import base as claims_base
 from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.claims import evidence, judging
 from scripts.exhibits.kinds import lab, trainings
-from tests.claiming import DIGITS, LONG, bound, claim, exhibit_of, figures, judged, outcome, seeded
+from tests.support.claiming import DIGITS, LONG, bound, claim, exhibit_of, figures, judged, outcome, seeded
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("spardl", "oktopk", "study", "dear", "sketch_fusion")

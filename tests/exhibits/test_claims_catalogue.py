@@ -19,7 +19,7 @@ from scripts.exhibits.claims import spardl as spardl_claims
 from scripts.exhibits.kinds import lab, predictions, trainings
 from scripts.exhibits.papers import catalogue as papers_catalogue
 from spardl.basics.errors import WorkerError
-from tests.claiming import bound, module, outcome
+from tests.support.claiming import bound, module, outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("spardl", "oktopk", "study", "dear", "sketch_fusion")

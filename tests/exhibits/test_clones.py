@@ -19,7 +19,7 @@ from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.claims import evidence, judging
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.records import SHIPPED, read_records
-from tests.driver import ROOT
+from tests.support.driver import ROOT
 from trainer import report as summary
 
 COMMIT = "0123456789ab"

@@ -16,8 +16,8 @@ from scripts.exhibits import base, jobs, records, working
 from scripts.exhibits.kinds import crossings, frontier_work, lab
 from scripts.exhibits.papers.frontier import FRONTIER
 from scripts.pages import frontier
-from tests import made_up
-from tests.labs import in_a_lab
+from tests.support import made_up
+from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 DENSE, LOCAL, LOST = "dense DDP", "DiLoCo", "SparseLoCo"

@@ -16,7 +16,7 @@ from scripts.exhibits import base, jobs, working
 from scripts.exhibits.kinds import lab
 from scripts.exhibits.papers import dear, labs
 from spardl.basics.errors import ConfigError, TrainingError
-from tests.labs import in_a_lab
+from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTING = {"workers": 3, "gbit": 0.5, "limit": 70.0, "words": ("scripts/bench_sync.py", "--model=profile:scripts/x")}

@@ -17,8 +17,8 @@ from scripts.exhibits.kinds import lab, races
 from scripts.exhibits.papers import labs, spardl_race
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
-from tests import made_up
-from tests.labs import in_a_lab
+from tests.support import made_up
+from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 RACE = spardl_race.RACE

@@ -16,7 +16,7 @@ import pytest
 from scripts import choices
 from scripts.exhibits import base, jobs, kept, measures, records
 from spardl.basics.errors import ConfigError, DataError, WorkerError
-from tests.driver import ROOT, here
+from tests.support.driver import ROOT, here
 from trainer import report, targets
 
 MADE = {"commit": "0123456789ab", "cpu": "a processor", "torch": "2"}

@@ -19,7 +19,7 @@ import pytest
 from scripts import choices
 from scripts.exhibits import jobs, working
 from scripts.exhibits.papers import catalogue
-from tests.test_golden import Book, bits_depend_on
+from tests.golden.test_golden import Book, bits_depend_on
 from trainer.targets import editions
 
 # Together they have every method of the papers, and most axes of the study.

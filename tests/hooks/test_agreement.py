@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # as in tests/test_api.py
+import torch._dynamo  # as in tests/project/test_api.py
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -23,8 +23,8 @@ from spardl.method import LocalResidual
 from spardl.method.provenance import first_difference, method_settings
 from spardl.schedules import AfterBackward, Training, Wfbp
 from spardl.vector import FlatGradient
-from tests.harness import run_workers
 from tests.hooks.loops import Hooks, batches, made
+from tests.support.harness import run_workers
 
 END = ": all workers must be given the same"
 

@@ -18,9 +18,9 @@ from spardl.basics.errors import ConfigError
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
 from spardl.method import AutoMomentum, GlobalResidual
-from tests.harness import run_workers
 from tests.hooks.loops import weights
 from tests.hooks.small import Loop
+from tests.support.harness import run_workers
 
 PART = spardl.Method(TopK(0.2), SparDL(), GlobalResidual(), AutoMomentum())
 STEPS = 5

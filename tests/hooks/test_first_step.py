@@ -20,8 +20,8 @@ from spardl.communicators import AllGather
 from spardl.compressors import TopK
 from spardl.method import LocalResidual
 from spardl.vector import kernels
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path
+from tests.support.harness import run_workers
 
 ROOT = File(__file__).resolve().parents[2]
 PATHS: dict[str, type[Path]] = {"attach": Ddp, "Synchronizer": Hooks}

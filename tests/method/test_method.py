@@ -20,7 +20,7 @@ from spardl.method.registry import incompatibility
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, Residual
 from spardl.vector.layout import Layout
 from spardl.vector.wire import Wire
-from tests.harness import Bench, same_bits, spardl
+from tests.support.harness import Bench, same_bits, spardl
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = list(

@@ -9,7 +9,7 @@ import torch
 import spardl
 from spardl.clusters import ProcessGroupCluster
 from spardl.method.refusals import NonFiniteCounts, NonFiniteReports, is_due
-from tests.harness import run_workers
+from tests.support.harness import run_workers
 
 
 def reports(found: list[tuple[int, int, int]], size: int = 4) -> list[str]:

@@ -24,7 +24,7 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Range
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench
+from tests.support.harness import Bench
 
 
 def select_first(accumulated: Accumulator, parts: Sequence[Range]) -> torch.Tensor:

@@ -17,9 +17,9 @@ from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Dear, Schedule, Training, Wfbp
 from spardl.vector.flat import FlatGradient
-from tests.harness import NETWORK, dense, run_workers, spardl, topka
-from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, batch, one_step, weights
+from tests.support.harness import NETWORK, dense, run_workers, spardl, topka
+from tests.support.quick import some_quick
 
 
 def simulated(workers: int = 3) -> SimulatedCluster:

@@ -19,11 +19,11 @@ from spardl.method import LocalMomentum
 from spardl.method.method import Method
 from spardl.schedules import AfterBackward, OuterSteps, Training
 from spardl.vector.flat import FlatGradient
-from tests.driver import composed
-from tests.harness import NETWORK, dense, run_workers, same_bits, topka
-from tests.harness import spardl as sparse
-from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, adamw, batch, loss_of, make_model, weights
+from tests.support.driver import composed
+from tests.support.harness import NETWORK, dense, run_workers, same_bits, topka
+from tests.support.harness import spardl as sparse
+from tests.support.quick import some_quick
 from tests.trainer.toy import Notebook, ToyTask, plan, simulated, trainer
 from trainer.build import build_dataset, build_plan
 from trainer.checkpoint import list_checkpoints

@@ -13,8 +13,8 @@ from spardl.method.method import Method
 from spardl.method.momentum import AdamMomentum
 from spardl.schedules import Training, Wfbp
 from spardl.vector.flat import FlatGradient
-from tests.harness import NETWORK, dense, spardl, topka
 from tests.schedules.loops import SETTINGS, Loop, Setting, make_model, momentum, one_step
+from tests.support.harness import NETWORK, dense, spardl, topka
 
 SIZES = [layer.entries for layer in FlatGradient(make_model().named_parameters()).layers]
 

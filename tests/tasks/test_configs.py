@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from spardl.basics.errors import ConfigError
 from tasks.datasets.base import Dataset
-from tests.driver import composed
-from tests.quick import some_quick
+from tests.support.driver import composed
+from tests.support.quick import some_quick
 from trainer.build import CONFIGURATIONS, build_dataset, build_plan
 from trainer.task import Task
 

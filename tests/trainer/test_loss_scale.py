@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spardl.schedules import AfterBackward, Dear, MgWfbp, Schedule, Wfbp
 from spardl.schedules.averaging import gradient_of
-from tests.harness import dense, spardl, topka
+from tests.support.harness import dense, spardl, topka
 from tests.trainer.toy import ToyTask, plan, trainer
 from trainer.learner import LossScale
 from trainer.task import Batch

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
-from tests.driver import ROOT
+from tests.support.driver import ROOT
 from trainer.build import KINDS
 from trainer.targets import Kind
 

@@ -18,7 +18,7 @@ from spardl.vector.layout import Range
 from spardl.vector.norms import Bound
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 from tests.vector.test_selection import PATHS
 
 INFINITY = float("inf")

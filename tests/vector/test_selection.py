@@ -17,7 +17,7 @@ from torch import Tensor
 from spardl.vector import selection
 from spardl.vector.layout import Range
 from spardl.vector.selection import CompiledFinder, Finder, ListingRanges, PortableFinder, finder_for, reaching, top_k
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 
 VALUES = st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 3.0]), max_size=30)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]

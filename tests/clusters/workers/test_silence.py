@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from spardl.clusters.workers.store import enable_keepalive
-from tests import labs
+from tests.support import labs
 
 LIMITS = {socket.TCP_KEEPIDLE: 3, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 9000}
 NO_LIMIT = 0

@@ -15,7 +15,7 @@ from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Worker, whole_team
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Typed
-from tests.harness import NETWORK
+from tests.support.harness import NETWORK
 
 
 def balanced(blocks: list[SparseVector]) -> tuple[list[SparseVector], SimulatedCluster]:

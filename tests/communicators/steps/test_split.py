@@ -13,7 +13,7 @@ from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Program, Worker, whole_team
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Typed
-from tests.harness import NETWORK
+from tests.support.harness import NETWORK
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 13, 16]
 

@@ -114,7 +114,7 @@ def test_invalid_model_or_loss_is_rejected() -> None:
             spardl.advise(given, "1gbit", workers=2, loss=loss)  # type: ignore[arg-type]
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_model_as_it_was() -> None:
+def test_nonfinite_gradient_leaves_model_unchanged() -> None:
     """The loss is 0 here, and its gradient 0/0: even a rate of 0 would make weights of it that are no numbers."""
     made, batch = nn.Linear(4, 4), torch.randn(2, 4)
     with pytest.raises(ConfigError, match="a gradient of the profiled model is not finite; check its inputs"):

@@ -197,7 +197,7 @@ def test_cases_that_are_too_short_by_plan_are_not_needed() -> None:
 
 
 @pytest.mark.usefixtures("composing")
-def test_of_several_learning_rates_the_one_that_is_best_elsewhere_counts_if_dense_training_learned_there() -> None:
+def test_learning_rate_is_chosen_on_a_trained_baseline() -> None:
     exhibit = planned_longer(papers_catalogue.catalogue()["spardl.residuals"])
 
     def residuals(*bad: str) -> Any:

@@ -169,7 +169,7 @@ def test_claims_are_judged_by_records(yours: Clone, capsys: Any) -> None:
     assert "| cannot be judged here | 1 | X: half |" in capsys.readouterr().out
 
 
-def test_a_page_is_of_records_and_what_is_printed_of_own_runs_first(
+def test_page_shows_records_and_prints_own_runs_first(
     yours: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert yours(reproduce, "x.y", "--scale=laptop", "--own") == 0

@@ -175,7 +175,7 @@ def test_without_a_lab_the_table_says_so(tmp_path: Path) -> None:
     assert labs.SPARDL.pictures("smoke", results) == []
 
 
-def test_the_picture_has_a_bar_for_each_and_a_mark_for_each_prediction(
+def test_picture_has_bars_and_prediction_marks(
     monkeypatch: pytest.MonkeyPatch, synchronized: Any, tmp_path: Path
 ) -> None:
     from matplotlib.figure import Figure

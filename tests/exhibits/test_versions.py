@@ -101,7 +101,7 @@ def test_what_is_done_anew_is_what_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     book.save()
 
 
-def test_a_result_that_changed_is_told_unless_the_edition_was_raised() -> None:
+def test_changed_result_needs_new_edition() -> None:
     machine = bits_depend_on()
     old = {"command": "echo", "editions": {}, "figures": [1.0, {"x": 2.0}], "digests": {machine: "a"}}
     book = Book("none")

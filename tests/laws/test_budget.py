@@ -152,7 +152,7 @@ class Watched(PiecewiseCompressor):
         return top_k(values, k)
 
 
-def test_a_piece_may_assume_no_more_than_the_page_for_authors_says() -> None:
+def test_custom_part_needs_only_documented_interface() -> None:
     """Each once, in an order of the worker's own; pieces of a part draw the same numbers."""
     compressor = Watched(0.1, scope="layer")
     bench = Bench.build(Method(compressor, SparDL(), GlobalResidual()), 4, 80, torch.float32)

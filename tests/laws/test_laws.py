@@ -135,7 +135,7 @@ def test_partial_residuals_lose_no_mass_where_nothing_is_dropped(workers: int) -
     ),
     ids=str,
 )
-def test_compiled_and_portable_synchronizations_are_bit_identical(
+def test_compiled_and_portable_runs_are_bit_equal(
     workers: int, dtype: torch.dtype, wire: Wire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Averages and residuals, over steps in which candidates come to work."""

@@ -27,7 +27,7 @@ LAYERS = (
 PROFILE = Profile("three", "none", 1, LAYERS, forward=0.012, backward=0.012, update=0.0)
 
 
-def test_a_model_that_sleeps_has_the_times_and_sizes_of_its_profile(tmp_path: Path) -> None:
+def test_sleeping_model_matches_its_profile(tmp_path: Path) -> None:
     PROFILE.write(tmp_path / "three.json")
     job = emulated.from_profile(str(tmp_path / "three.json"), Namespace(compute=0.048))
     gradient = FlatGradient(job.model.named_parameters())

@@ -56,7 +56,7 @@ def filled(tmp_path: Path) -> Path:
     return tmp_path / RECORDS
 
 
-def test_rates_of_references_are_chosen_on_all_seeds_and_others_on_the_first(filled: Path) -> None:
+def test_reference_rates_use_all_seeds(filled: Path) -> None:
     records = dict(on_record(filled))
     assert TASK.rate(LINES[0], records) == 0.2
     assert len(TASK.first()) == 2 * 4 + 1

@@ -113,7 +113,7 @@ def test_links_have_the_bandwidth_and_count_the_bytes(tmp_path: Path) -> None:
 
 @in_a_lab
 @pytest.mark.parametrize("options", [(), ("--user-namespace",)], ids=["default", "user namespace"])
-def test_every_worker_has_its_place_and_the_others_lines_their_rank(options: tuple[str, ...]) -> None:
+def test_lines_of_workers_carry_their_rank(options: tuple[str, ...]) -> None:
     if reason := missing(*options):
         pytest.skip(reason)
     words = "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $GLOO_SOCKET_IFNAME"

@@ -116,7 +116,7 @@ def exhibit() -> Any:
     )
 
 
-def test_an_exhibit_stands_in_its_section_with_all_that_belongs_to_it(exhibit: Any, tmp_path: Path) -> None:
+def test_exhibit_is_complete_in_its_section(exhibit: Any, tmp_path: Path) -> None:
     results = results_of(exhibit, tmp_path)
     made = report_sections.exhibit_section(exhibit, "Paper", "smoke", results)
     text = Reader(page(made)).text

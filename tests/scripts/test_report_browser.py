@@ -152,7 +152,7 @@ def test_a_page_on_paper(name: str, browser: Any, pages: dict[str, Path]) -> Non
     context.close()
 
 
-def test_what_is_wide_scrolls_by_itself_and_what_failed_has_a_mark(browser: Any, pages: dict[str, Path]) -> None:
+def test_wide_tables_scroll_and_failures_are_marked(browser: Any, pages: dict[str, Path]) -> None:
     context = browser.new_context(viewport={"width": 400, "height": 800})
     page = context.new_page()
     page.goto(pages["runs"].as_uri())

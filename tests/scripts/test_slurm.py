@@ -123,7 +123,7 @@ def test_a_requeue_in_the_middle_changes_no_bit(slurm: Slurm, tmp_path: Path) ->
     assert results(only_run(tmp_path / "slurm")) == results(only_run(tmp_path / "here"))
 
 
-def test_before_its_time_limit_a_run_goes_back_into_the_queue_and_scancel_ends_it(slurm: Slurm, tmp_path: Path) -> None:
+def test_time_limit_requeues_and_scancel_ends(slurm: Slurm, tmp_path: Path) -> None:
     words = (*LONG, "cluster.workers=2", "logger=wandb", "site.time=1", "site.signal_seconds=25")
     job = slurm.sweep(tmp_path, *words)
     slurm.until(lambda: list((tmp_path / ".submissions").glob("*/*_0_log.out")))
@@ -197,7 +197,7 @@ def test_one_run_on_two_nodes_is_the_run_of_a_simulation(slurm: Slurm, tmp_path:
     assert results(only_run(tmp_path / "slurm")) == results(only_run(tmp_path / "here"))
 
 
-def test_a_batch_file_by_hand_on_two_nodes_with_data_on_their_disks(slurm: Slurm, tmp_path: Path) -> None:
+def test_manual_batch_file_stages_data_on_two_nodes(slurm: Slurm, tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "file").write_text("content")
     staged = {"STAGE_FROM": str(tmp_path / "data"), "STAGE_TO": str(tmp_path / "disk" / "data")}

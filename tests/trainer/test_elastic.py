@@ -163,7 +163,7 @@ def test_the_loss_goes_on_without_a_jump(cluster: str, tmp_path: Path) -> None:
     assert summary(folder)["workers"] == 6
 
 
-def test_the_number_of_workers_is_no_part_of_who_an_elastic_run_is() -> None:
+def test_elastic_id_ignores_world_size() -> None:
     from trainer.experiment import experiment_id
 
     four, three = (composed(*RUN, f"cluster.workers={workers}") for workers in (4, 3))

@@ -242,7 +242,7 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @hypothesis_settings(max_examples=120)
 @given(data=st.data())
-def test_what_reaches_a_bound_is_told_from_the_list_or_the_vector(dtype: torch.dtype, data: st.DataObject) -> None:
+def test_entries_above_bound_from_list_or_vector(dtype: torch.dtype, data: st.DataObject) -> None:
     """The same from both finders: below the list's bound and above, with entries that changed, and with too many."""
     pytest.importorskip("numba")
     case = data.draw(cases(dtype))

@@ -198,7 +198,7 @@ def test_compiles_for_a_gpu_as_meant(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_chunks_are_looked_at_all_at_once_and_other_ranges_listed(call: Call, dtype: torch.dtype) -> None:
+def test_chunks_are_scanned_together(call: Call, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     memory, gradient = torch.randn(2, 220, generator=generator).to(dtype)
     edges = [0, *range(20, 200, 16), 212, 220]

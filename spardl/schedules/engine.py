@@ -154,9 +154,9 @@ class Engine(ABC):
     Attributes:
         kept: Number of entries in all averages so far.
         steps: Number of steps that began since the engine was created.
-        carried: Residuals and moments, which last from step to step.
+        gradient_state: Residuals and moments, which last from step to step.
         limit: Limit on the gradient norm, with the last measured norm.
-        measures: Whether to measure what this step adds to the residuals; handles measure it every 16 steps anyway.
+        measures_residual: Whether this step measures what it adds to the residuals; handles measure every 16th step.
         chosen: Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing.
         fixed: Whether the groups never change during training.
     """

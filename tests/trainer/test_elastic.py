@@ -56,7 +56,7 @@ def test_entry_by_entry(tmp_path: Path) -> None:
     (checkpoint,) = list_checkpoints(tmp_path / "checkpoints")
     expected = sums(checkpoint, 4)
     resumed = trainer(made, tmp_path / "again", 3, checkpoint)
-    found = sum(state.memory for state in resumed._learner.synchronizer.carried.groups[0].states)
+    found = sum(state.memory for state in resumed._learner.synchronizer.gradient_state.groups[0].states)
     torch.testing.assert_close(found, expected, rtol=1e-14, atol=1e-16)
     assert expected.abs().sum() > 0.1
 
@@ -68,7 +68,7 @@ def test_velocities_keep_their_mean(tmp_path: Path) -> None:
     trainer(made, tmp_path, 4).fit()
     (checkpoint,) = list_checkpoints(tmp_path / "checkpoints")
     resumed = trainer(made, tmp_path / "again", 6, checkpoint)
-    found = sum(state.moments.velocity for state in resumed._learner.synchronizer.carried.groups[0].states) / 6
+    found = sum(state.moments.velocity for state in resumed._learner.synchronizer.gradient_state.groups[0].states) / 6
     torch.testing.assert_close(found, sums(checkpoint, 4, "velocity") / 4, rtol=1e-12, atol=1e-15)
 
 

@@ -27,7 +27,7 @@ from trainer.learner import Plan, sample_optimizer
 from trainer.memory import available_bytes, check_address_space, memory_warning
 from trainer.observers import BackgroundObserver, Guarded, Logger, MetricsFile, Observer, attempt
 from trainer.report import print_report
-from trainer.runs import Run, check_branch, continue_from, flat, new_run, run_id
+from trainer.runs import Run, check_branch, continue_from, finished_run, flat, new_run, run_id
 from trainer.targets import editions, hashed_targets, resolve_recipe, resolve_scope
 from trainer.trainer import Trainer
 
@@ -136,6 +136,9 @@ class Experiment:
         if hosted := self.launcher.hosted():
             check_address_space(lambda: self.plan.need(hosted.each))
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
+        if done := self._finished(root):
+            yield replace(done, finished=True)
+            return
         # Elastic runs accept checkpoints of any world size.
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
@@ -153,6 +156,14 @@ class Experiment:
             checkpoint = start or found.run.checkpoint
             with _disk_errors():
                 yield replace(found.run, checkpoint=checkpoint, notices=(*_notices_of(busy), *found.run.notices))
+
+    def _finished(self, root: Path) -> Run | None:
+        """Returns the finished run of this configuration that ``resume=auto`` must not train again, if any."""
+        if self.config["resume"] != "auto" or self.config.get("force"):
+            return None
+        done = finished_run(root, self.id)
+        # A run of an earlier edition of the code has other results, and is trained again.
+        return done if done and (done.read_summary().get("editions") or {}) == editions(self.config) else None
 
     def _branch(self, workers: int | None) -> Path | None:
         """Checks and returns the checkpoint of another run that ``start_from`` names, if any."""

@@ -77,6 +77,11 @@ def _train(config: DictConfig) -> float | None:
     _give_each_run_its_wandb_id(experiment)
     with ExitStack() as stack:
         run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()), experiment.given)
+        if run.finished:
+            if not experiment.launcher.leads:
+                return None
+            print(f"already finished: {run.folder} (force=true trains it again)", flush=True)
+            return run.metric()
         if experiment.launcher.leads:
             _begin(config, experiment, run)
         try:

@@ -38,10 +38,15 @@ _INCIDENTAL = {
     "": ("data_dir", "cache_dir", "output_dir", "resume", "force", "logger", "presets", "plugins"),
     "dataset": ("root", "download", "cache"),
     "cluster": ("port", "timeout", "interface"),
-    "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
+    "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every", "profile"),
 }
 # Settings that are part of the id only if set, so that runs keep the id of versions without these settings.
-_OPTIONAL = {"": ("start_from",), "schedule": ("groups",), "residual": ("decay",)}
+_OPTIONAL = {
+    "": ("start_from",),
+    "schedule": ("groups",),
+    "residual": ("decay",),
+    "training": ("early_stopping",),
+}
 
 
 def experiment_id(config: Mapping[str, Any], workers: int) -> str:
@@ -66,8 +71,12 @@ def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deciding(node: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = {*_INCIDENTAL.get(node, ()), *(key for key in _OPTIONAL.get(node, ()) if settings.get(key) is None)}
+    left_out = {*_INCIDENTAL.get(node, ()), *(key for key in _OPTIONAL.get(node, ()) if _is_unset(settings.get(key)))}
     return {key: value for key, value in settings.items() if key not in left_out}
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and all(map(_is_unset, value.values())))
 
 
 def _elastic(config: Mapping[str, Any]) -> bool:

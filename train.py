@@ -47,7 +47,7 @@ from yaml import YAMLError
 
 from spardl.clusters.workers.processes import ASKING, AskedToStopError, leave, listening
 from trainer.build import CONFIGURATIONS
-from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, check_words, complain, describe, say
+from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, Asked, check_words, complain, describe, say
 from trainer.job import attempt, sweeping
 from trainer.memory import check_address_space
 from trainer.runs import UnfinishedError
@@ -78,9 +78,9 @@ def main() -> int:
 
     try:
         with listening(lambda: True, _stop_early, ASKING):
-            check_words(sys.argv[1:])
-            check_address_space()
-            job()
+            if not _answer(check_words(sys.argv[1:])):
+                check_address_space()
+                job()
     except UnfinishedError as unfinished:
         if not codes:  # the run was in another process, started by a Hydra launcher
             codes.append(complain("a run of the sweep failed, see above", unfinished.code))
@@ -96,6 +96,17 @@ def main() -> int:
     if len(codes) > 1 and any(codes):
         return complain(f"{sum(map(bool, codes))} of the sweep's {len(codes)} runs failed, see above", FAILED)
     return max(codes, default=0)
+
+
+def _answer(asked: Asked) -> bool:
+    """Prints the help or a list of choices; returns whether the command line asked for it."""
+    from trainer.listing import help_text, print_list  # noqa: PLC0415 - runs do not need it
+
+    if asked.help:
+        print(help_text(), end="")
+    elif asked.choices:
+        print_list(asked.choices, asked.folder)
+    return asked.help or asked.choices is not None
 
 
 def _stop_early() -> NoReturn:

@@ -329,6 +329,10 @@ class Plan:
         alone = self.schedule.alone
         return Need.of(self._try_model(), formats.weights, self.optimizer, self.method, workers, alone=alone)
 
+    def parameters(self) -> int:
+        """Number of parameters of the model, without allocating them."""
+        return sum(parameter.numel() for parameter in self._try_model().parameters())
+
     def _try_model(self) -> nn.Module:
         # The meta device allocates no weights. The call also performs the model's imports once, before workers fork.
         try:

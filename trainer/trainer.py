@@ -31,6 +31,7 @@ from trainer.checkpoint import (
     saved_workers,
 )
 from trainer.early_stopping import Stopper
+from trainer.estimate import Estimate, estimate
 from trainer.learner import Learner, Plan, Settings, digest, evaluate
 from trainer.observers import Observer
 from trainer.report import environment
@@ -248,6 +249,7 @@ class Trainer:
         self._doing = "starting"
         self._groups_kept = False
         self._stopper = Stopper(plan.settings.early_stopping, plan.task)
+        self._estimate: Estimate | None = None
         if run.checkpoint:
             self._begin_phase("loading the checkpoint")
             self._resume(plan, run.checkpoint, torch.device(device))
@@ -285,6 +287,9 @@ class Trainer:
 
     def _fit(self) -> dict[str, Any]:
         total = self._learner.total_steps
+        self._estimate = estimate(self._plan, self._learner, self._cluster, total - self._progress.step)
+        if self._estimate:
+            self._notify("note", self._estimate.text)
         self._notify("begin", self._progress.step, total)
         if self._restart:
             figures = self._restart.figures(self._cluster, self._learner.synchronizer)
@@ -306,7 +311,8 @@ class Trainer:
 
     def _timed_step(self) -> list[float]:
         self._doing = "training"
-        self._notify("phase", "first step" if self._progress.step == self._first else None)
+        first = self._estimate.first if self._estimate else "first step"
+        self._notify("phase", first if self._progress.step == self._first else None)
         began = self._cluster.seconds()
         synchronizer = self._learner.synchronizer
         last = self._progress.step + 1 == self._learner.total_steps

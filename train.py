@@ -51,6 +51,7 @@ from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, Asked,
 from trainer.job import attempt, sweeping
 from trainer.memory import check_address_space
 from trainer.runs import UnfinishedError
+from trainer.sweep import Sweep
 
 
 def main() -> int:
@@ -61,13 +62,14 @@ def main() -> int:
     """
     torch.set_num_threads(1)
     codes: list[int] = []
+    sweep = Sweep()
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGURATIONS), config_name="train")
     def job(config: DictConfig) -> float | None:
         if stopped := [code for code in codes if code in (STOPPED, INTERRUPTED)]:
             raise UnfinishedError(stopped[0])  # a request to stop ends the whole sweep, not one run of it
         try:
-            value = attempt(config)
+            value = attempt(config, sweep if sweeping() else None)
         except UnfinishedError as unfinished:
             codes.append(unfinished.code)
             if sweeping():
@@ -90,6 +92,8 @@ def main() -> int:
         return say("stopped on request before training began", STOPPED)
     except KeyboardInterrupt as interrupt:
         return complain(str(interrupt) or "interrupted before training began", INTERRUPTED)
+    finally:
+        sweep.print_table()
     for code in (STOPPED, INTERRUPTED):
         if code in codes:
             return code

@@ -175,7 +175,7 @@ def _models(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequenc
 
 def _methods(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequence[str]]]:
     prose = _prose()
-    rows = {
+    rows: dict[str, Sequence[str]] = {
         name: (prose[name]["source"], prose[name]["use"])
         if name in prose
         else (_paper(_head(path)), _description(path))
@@ -205,7 +205,7 @@ def _experiments(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Se
 
 
 def _paper_of(name: str, path: Path) -> str:
-    """The paper of an experiment, named in its file or in the common file of its folder; otherwise that of the method."""
+    """The paper of an experiment, named in its file, in the common file of its folder, or that of its method."""
     folder = name.split("/", maxsplit=1)[0]
     common = CONFIGURATIONS / "experiment" / _BASE / f"{folder}.yaml"
     named = _paper(" ".join(_head(file) for file in (path, common) if file.is_file()))

@@ -26,7 +26,7 @@ class Estimate:
     """What a run will take.
 
     Attributes:
-        step: seconds of computation per step, without communication.
+        step: seconds of forward and backward passes per step; selection, communication and updates add to it.
         steps: number of steps to do.
         processes: number of processes.
         need: memory of each process, without activations.
@@ -42,14 +42,14 @@ class Estimate:
         """One line for the user."""
         memory = f"{self.processes} x {self.need.whole / 1e9:.2g} GB and activations"
         return (
-            f"estimate: about {_seconds(self.step)} of computation a step, {memory}, "
+            f"estimate: at least {_seconds(self.step)} a step (forward and backward passes), {memory}, "
             f"{_seconds(self.step * self.steps)} for {self.steps} steps"
         )
 
     @property
     def first(self) -> str:
         """Name of the first step while it runs."""
-        return f"first step, about {_seconds(self.step)}"
+        return f"first step, at least {_seconds(self.step)}"
 
 
 def estimate(plan: Plan, learner: Learner, cluster: Cluster, steps: int) -> Estimate | None:

@@ -16,8 +16,10 @@ NEED = Need(1_000_000_000, 500_000_000, 1_000_000_000, 500_000_000)
 
 def test_the_line_names_time_and_memory() -> None:
     found = Estimate(25.2, 2, 4, NEED)
-    assert found.text == ("estimate: about 25 s of computation a step, 4 x 3 GB and activations, 50 s for 2 steps")
-    assert found.first == "first step, about 25 s"
+    assert found.text == (
+        "estimate: at least 25 s a step (forward and backward passes), 4 x 3 GB and activations, 50 s for 2 steps"
+    )
+    assert found.first == "first step, at least 25 s"
     assert "7:30 min for 30 steps" in Estimate(15.0, 30, 1, NEED).text
     assert "8.3 hours for 1000 steps" in Estimate(30.0, 1000, 1, NEED).text
 
@@ -45,7 +47,8 @@ def test_an_estimate_changes_no_result(
     monkeypatch.setattr("trainer.estimate._PARAMETERS", 0)
     assert here(*short, f"output_dir={tmp_path / 'with'}") == 0
     out = capfd.readouterr().out
-    assert re.search(
-        r"\nestimate: about \S+ s of computation a step, [12] x \S+ GB and activations, \S+ s for 3 steps\n", out
+    line = (
+        r"estimate: at least \S+ s a step \(forward and backward passes\), [12] x \S+ GB and activations, \S+ s for 3"
     )
+    assert re.search(rf"\n{line} steps\n", out)
     assert results(only_run(tmp_path / "with")) == results(only_run(tmp_path / "without"))

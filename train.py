@@ -47,10 +47,11 @@ from yaml import YAMLError
 
 from spardl.clusters.workers.processes import STOP_SIGNALS, StopRequestedError, exit_now, handling_signals
 from trainer.build import CONFIGURATIONS
-from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, check_words, complain, describe, say
+from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, Asked, check_words, complain, describe, say
 from trainer.job import attempt, sweeping
 from trainer.memory import check_address_space
 from trainer.runs import UnfinishedError
+from trainer.sweep import Sweep
 
 
 def main() -> int:
@@ -61,13 +62,14 @@ def main() -> int:
     """
     torch.set_num_threads(1)
     codes: list[int] = []
+    sweep = Sweep()
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGURATIONS), config_name="train")
     def job(config: DictConfig) -> float | None:
         if stopped := [code for code in codes if code in (STOPPED, INTERRUPTED)]:
             raise UnfinishedError(stopped[0])  # a request to stop ends the whole sweep, not one run of it
         try:
-            value = attempt(config)
+            value = attempt(config, sweep if sweeping() else None)
         except UnfinishedError as unfinished:
             codes.append(unfinished.code)
             if sweeping():
@@ -78,9 +80,9 @@ def main() -> int:
 
     try:
         with handling_signals(lambda: True, _stop_early, STOP_SIGNALS):
-            check_words(sys.argv[1:])
-            check_address_space()
-            job()
+            if not _answer(check_words(sys.argv[1:])):
+                check_address_space()
+                job()
     except UnfinishedError as unfinished:
         if not codes:  # the run was in another process, started by a Hydra launcher
             codes.append(complain("a run of the sweep failed, see above", unfinished.code))
@@ -90,12 +92,25 @@ def main() -> int:
         return say("stopped on request before training began", STOPPED)
     except KeyboardInterrupt as interrupt:
         return complain(str(interrupt) or "interrupted before training began", INTERRUPTED)
+    finally:
+        sweep.print_table()
     for code in (STOPPED, INTERRUPTED):
         if code in codes:
             return code
     if len(codes) > 1 and any(codes):
         return complain(f"{sum(map(bool, codes))} of the sweep's {len(codes)} runs failed, see above", FAILED)
     return max(codes, default=0)
+
+
+def _answer(asked: Asked) -> bool:
+    """Prints the help or a list of choices; returns whether the command line asked for it."""
+    from trainer.listing import help_text, print_list  # noqa: PLC0415 - runs do not need it
+
+    if asked.help:
+        print(help_text(), end="")
+    elif asked.choices:
+        print_list(asked.choices, asked.folder)
+    return asked.help or asked.choices is not None
 
 
 def _stop_early() -> NoReturn:

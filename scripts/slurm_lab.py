@@ -70,6 +70,17 @@ PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 """
 
 
+READY = """\
+ready after {seconds:.0f} s: {nodes} idle nodes of 4 virtual CPUs, partition lab
+use it in this shell:   eval "$(python scripts/slurm_lab.py env{folder})"
+try it:                 sinfo; python scripts/submit.py compressor=spardl training.max_steps=20 cluster=slurm
+remove it:              python scripts/slurm_lab.py down{folder}"""
+
+
+def _default_folder() -> Path:
+    return Path(tempfile.gettempdir()) / "spardl-slurm"
+
+
 class LabError(Exception):
     """A lab cannot be set up or removed; the message says why and what to do."""
 
@@ -168,10 +179,13 @@ def up(lab: Lab, nodes: int) -> None:
         raise LabError(f"{lab.folder} exists; remove that lab with 'down' or choose another --folder") from None
     except OSError as error:
         raise LabError(f"cannot create --folder {lab.folder}: {error.strerror}") from error
+    began = time.monotonic()
     with ExitStack() as stack:
         stack.callback(_remove, lab)
         _set_up(lab, nodes)
         stack.pop_all()
+    folder = "" if lab.folder == _default_folder() else f" --folder {shlex.quote(str(lab.folder))}"
+    print(READY.format(seconds=time.monotonic() - began, nodes=nodes, folder=folder), flush=True)
 
 
 def _install() -> None:
@@ -351,7 +365,7 @@ def _parser() -> argparse.ArgumentParser:
         act=lambda lab, _: down(lab)
     )
     commands.add_parser("env", help="print the variables to export").set_defaults(act=lambda lab, _: env(lab))
-    default = Path(tempfile.gettempdir()) / "spardl-slurm"
+    default = _default_folder()
     for command in commands.choices.values():
         command.add_argument("--folder", type=Path, default=default, help=f"default: {default}")
     return parser

@@ -158,7 +158,9 @@ def _is_live(entry: Entry, live: Mapping[str, Submission]) -> bool:
 
 def _stand(submission: Submission, place: Place) -> list[Standing]:
     queue = place.queue(submission)
-    return [standing(submission, entry, queue) for entry in submission.entries]
+    waiting = Queued.WAITING in queue.values()
+    reasons = place.reasons(submission) if waiting else {}
+    return [standing(submission, entry, queue, reasons) for entry in submission.entries]
 
 
 def status(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:

@@ -1,21 +1,33 @@
-"""Sends runs to W&B that were logged offline.
+"""Sends runs to W&B that were logged offline, and rebuilds lost ones from their run folders.
 
 python scripts/wandb_sync.py outputs
 python scripts/wandb_sync.py outputs --dry-run
+python scripts/wandb_sync.py outputs/RUN --rebuild
 
-W&B marks runs that were sent, and they are not sent again. Needs a login: wandb login, or WANDB_API_KEY.
+--rebuild writes a new offline W&B run into each run folder, from its metrics.jsonl, config.yaml and summary.json, for
+runs whose W&B data were deleted or never written; a second call without it sends them. W&B marks runs that were sent,
+and they are not sent again. Needs a login: wandb login, or WANDB_API_KEY.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
-from spardl.basics.errors import ConfigError
-from trainer.observers import logged_in
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from spardl.basics.errors import ConfigError, first_line
+from spardl.basics.files import TEXT_BYTES, read_text, read_yaml
+from trainer.observers import Wandb, logged_in
+from trainer.runs import Run
 
 FINISHED, FAILED, BAD_INPUT = 0, 1, 2
 MARK = ".synced"
@@ -52,6 +64,57 @@ def send(run: Path, timeout: float) -> str | None:
     return None
 
 
+def rebuild(folders: Sequence[Path]) -> int:
+    """Writes an offline W&B run for every run folder; a resumed run continues it.
+
+    Args:
+        folders: run folders, or folders of them.
+
+    Returns:
+        How many could not be rebuilt.
+
+    Raises:
+        ConfigError: if there is no folder with metrics.
+    """
+    found = sorted({path.parent for folder in folders for path in folder.rglob("metrics.jsonl")})
+    if not found:
+        raise ConfigError(f"no metrics.jsonl in {', '.join(map(str, folders))}; give run folders or folders of them")
+    failures = 0
+    for folder in found:
+        try:
+            made = _rebuilt(folder)
+        except (OSError, ValueError, LookupError, YAMLError, OmegaConfBaseException) as error:
+            failures += 1
+            print(f"{folder}: failed: {first_line(error)}", flush=True)
+        else:
+            print(f"{folder}: rebuilt in {made}", flush=True)
+    return failures
+
+
+def _rebuilt(folder: Path) -> Path:
+    run = Run("", folder)
+    summary = run.read_summary()
+    run = Run(str(summary["id"]), folder)
+    config: Any = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml(folder / "config.yaml"))))
+    events = [json.loads(line) for line in read_text(run.metrics_file, TEXT_BYTES).splitlines()]
+    given = {
+        name: value for name, value in config["logger"].items() if name in ("project", "group", "job_type", "tags")
+    }
+    before = set(folder.glob("wandb/offline-run-*"))
+    # W&B refuses the id of a deleted run.
+    (folder / "wandb-id.txt").unlink(missing_ok=True)
+    observer = Wandb(**given, mode="offline").open(run, config)
+    observer.begin(0, int(summary.get("steps", events[-1]["step"])))
+    for event in events:
+        figures = {name: value for name, value in event.items() if name not in ("kind", "step") and value is not None}
+        observer.metrics(event["kind"], event["step"], figures)
+    if summary.get("status") == "finished":
+        observer.end(summary)
+    observer.close()
+    (made,) = set(folder.glob("wandb/offline-run-*")) - before
+    return made
+
+
 def sync(folders: Sequence[Path], timeout: float, dry_run: bool) -> int:
     """Sends all runs, one after the other, and says how it goes.
 
@@ -84,10 +147,17 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, or folders of them")
     parser.add_argument("--timeout", type=float, default=300.0, help="time limit per run in seconds (default: 300)")
+    parser.add_argument(
+        "--rebuild", action="store_true", help="write new offline runs from metrics.jsonl, send nothing"
+    )
     parser.add_argument("--dry-run", action="store_true", help="list the runs without sending them")
     arguments = parser.parse_args()
     try:
-        failures = sync(arguments.folders, arguments.timeout, arguments.dry_run)
+        failures = (
+            rebuild(arguments.folders)
+            if arguments.rebuild
+            else sync(arguments.folders, arguments.timeout, arguments.dry_run)
+        )
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -34,6 +34,7 @@ from spardl.schedules.engine import Schedule
 from spardl.vector.wire import Wire
 from tasks.datasets.base import Dataset
 from trainer.display import show_activity
+from trainer.early_stopping import EarlyStopping
 from trainer.experiment import Experiment
 from trainer.launch import Launcher
 from trainer.learner import Plan, Settings, sample_optimizer
@@ -189,6 +190,15 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
         raise ConfigError(f"{name} cannot be made with {given}: {type(cause).__name__}: {cause}") from cause
 
 
+def _early_stopping(node: Any) -> EarlyStopping:
+    if node is None:  # a configuration of an earlier version
+        return EarlyStopping()
+    known = [field.name for field in fields(EarlyStopping)]
+    if not isinstance(node, Mapping) or set(node) - set(known):
+        raise ConfigError(f"training.early_stopping must have the settings {', '.join(known)}, got {node!r}")
+    return EarlyStopping(**node)
+
+
 def _settings(node: Mapping[str, Any]) -> Settings:
     known = [field.name for field in fields(Settings)]
     if unknown := [key for key in node if key not in known]:
@@ -196,6 +206,6 @@ def _settings(node: Mapping[str, Any]) -> Settings:
         hint = f"did you mean training.{close}?" if close else "remove it"
         raise ConfigError(f"training.{unknown[0]}={node[unknown[0]]} is not a setting of this program; {hint}")
     try:
-        return Settings(**node)
+        return Settings(**{**node, "early_stopping": _early_stopping(node.get("early_stopping"))})
     except TypeError as error:
         raise ConfigError(f"training: {error}") from error

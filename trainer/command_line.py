@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import hydra
 import torch
@@ -28,6 +28,7 @@ __all__ = [
     "FAILED",
     "INTERRUPTED",
     "STOPPED",
+    "Asked",
     "check_plugins",
     "check_words",
     "complain",
@@ -71,15 +72,33 @@ def _options() -> argparse.ArgumentParser:
     for names in _VALUES:
         parser.add_argument(*names)
     parser.add_argument("--cfg", "-c", choices=_CFG)
+    parser.add_argument("--list", metavar="GROUP")  # ours, not Hydra's
     parser.add_argument("--info", "-i", nargs="?", const="all", choices=_INFO)
     return parser
 
 
-def check_words(words: Sequence[str]) -> None:
+class Asked(NamedTuple):
+    """What a command line asks for instead of a run.
+
+    Attributes:
+        help: whether to print the help.
+        choices: group whose choices to print, if any.
+        folder: folder of further choices, if any.
+    """
+
+    help: bool
+    choices: str | None
+    folder: str | None
+
+
+def check_words(words: Sequence[str]) -> Asked:
     """Refuses words that Hydra would answer with its usage or a traceback, or would execute.
 
     Args:
         words: the command line without the program's name.
+
+    Returns:
+        What the words ask for instead of a run.
 
     Raises:
         ConfigError: if an option is unknown, a sweep has no runs, or a word, or a file of a folder that is added to
@@ -93,6 +112,7 @@ def check_words(words: Sequence[str]) -> None:
             raise ConfigError(f"{word} cannot be used: parts of Hydra cannot be replaced; remove it")
     for folder in _added_folders(options):
         _check_folder(folder)
+    return Asked(options.help, options.list, options.config_dir)
 
 
 def _added_folders(options: argparse.Namespace) -> Iterator[Path]:

@@ -140,6 +140,11 @@ class LineDisplay(Observer):
         """Ends the current announcement."""
         self.phase(None)
 
+    def note(self, text: str) -> None:
+        """Prints the line."""
+        self.phase(None)
+        print(text, flush=True)
+
     def begin(self, step: int, total: int) -> None:
         """Prints the first step."""
         self._eta.begin(step)
@@ -189,6 +194,10 @@ class TerminalDisplay(Observer):
         self._eta = Eta()
         self._task: TaskID | None = None
         self._total = 0
+
+    def note(self, text: str) -> None:
+        """Prints the line above the bar."""
+        self._progress.console.print(text, highlight=False)
 
     def begin(self, step: int, total: int) -> None:
         """Draws the bar at the first step."""

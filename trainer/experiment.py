@@ -27,7 +27,7 @@ from trainer.learner import Plan, sample_optimizer
 from trainer.memory import available_bytes, check_address_space, memory_warning
 from trainer.observers import BackgroundObserver, Guarded, Logger, MetricsFile, Observer, attempt
 from trainer.report import print_report
-from trainer.runs import Run, check_branch, continue_from, flat, new_run, run_id
+from trainer.runs import Run, check_branch, continue_from, finished_run, flat, new_run, run_id
 from trainer.targets import editions, hashed_targets, resolve_recipe, resolve_scope
 from trainer.trainer import Trainer
 
@@ -38,10 +38,15 @@ _INCIDENTAL = {
     "": ("data_dir", "cache_dir", "output_dir", "resume", "force", "logger", "presets", "plugins"),
     "dataset": ("root", "download", "cache"),
     "cluster": ("port", "timeout", "interface"),
-    "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every"),
+    "training": ("log_every", "checkpoint_every", "keep_checkpoints", "check_every", "profile"),
 }
 # Settings that are part of the id only if set, so that runs keep the id of versions without these settings.
-_OPTIONAL = {"": ("start_from",), "schedule": ("groups",), "residual": ("decay",)}
+_OPTIONAL = {
+    "": ("start_from",),
+    "schedule": ("groups",),
+    "residual": ("decay",),
+    "training": ("early_stopping",),
+}
 
 
 def experiment_id(config: Mapping[str, Any], workers: int) -> str:
@@ -66,8 +71,12 @@ def result_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _deciding(node: str, settings: Mapping[str, Any]) -> dict[str, Any]:
-    left_out = {*_INCIDENTAL.get(node, ()), *(key for key in _OPTIONAL.get(node, ()) if settings.get(key) is None)}
+    left_out = {*_INCIDENTAL.get(node, ()), *(key for key in _OPTIONAL.get(node, ()) if _is_unset(settings.get(key)))}
     return {key: value for key, value in settings.items() if key not in left_out}
+
+
+def _is_unset(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and all(map(_is_unset, value.values())))
 
 
 def _elastic(config: Mapping[str, Any]) -> bool:
@@ -136,6 +145,9 @@ class Experiment:
         if hosted := self.launcher.hosted():
             check_address_space(lambda: self.plan.need(hosted.each))
         root, resume = Path(str(self.config["output_dir"])), self.config["resume"]
+        if done := self._finished(root):
+            yield replace(done, finished=True)
+            return
         # Elastic runs accept checkpoints of any world size.
         workers = None if self.plan.settings.elastic else self.launcher.workers
         with ExitStack() as stack:
@@ -153,6 +165,14 @@ class Experiment:
             checkpoint = start or found.run.checkpoint
             with _disk_errors():
                 yield replace(found.run, checkpoint=checkpoint, notices=(*_notices_of(busy), *found.run.notices))
+
+    def _finished(self, root: Path) -> Run | None:
+        """Returns the finished run of this configuration that ``resume=auto`` must not train again, if any."""
+        if self.config["resume"] != "auto" or self.config.get("force"):
+            return None
+        done = finished_run(root, self.id)
+        # A run of an earlier edition of the code has other results, and is trained again.
+        return done if done and (done.read_summary().get("editions") or {}) == editions(self.config) else None
 
     def _branch(self, workers: int | None) -> Path | None:
         """Checks and returns the checkpoint of another run that ``start_from`` names, if any."""

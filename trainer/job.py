@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+import re
 import shlex
 import sys
-from contextlib import ExitStack
+import time
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -15,7 +17,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spardl.basics.errors import ConfigError, SpardlError, StoppedError
 from spardl.basics.files import write_atomically
-from spardl.clusters.workers.membership import find_membership, restart_warning
+from spardl.clusters.workers.membership import find_membership, leads, restart_warning
 from spardl.clusters.workers.processes import StopRequestedError
 from trainer.build import build
 from trainer.checkpoint import list_checkpoints
@@ -23,15 +25,17 @@ from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, check_
 from trainer.experiment import Experiment
 from trainer.observers import Wandb, without_run_id
 from trainer.runs import Run, UnfinishedError, finished_run
+from trainer.sweep import Outcome, Sweep
 
 __all__ = ["attempt", "sweeping"]
 
 
-def attempt(config: DictConfig) -> float | None:
+def attempt(config: DictConfig, sweep: Sweep | None = None) -> float | None:
     """Trains one configuration, and reports at once what went wrong: one failed run does not end a sweep.
 
     Args:
         config: composed by Hydra, without its own node.
+        sweep: records the outcome, if the run belongs to a sweep.
 
     Returns:
         The metric of the last evaluation, which Hydra's sweepers compare; ``None`` where another process leads.
@@ -39,15 +43,19 @@ def attempt(config: DictConfig) -> float | None:
     Raises:
         UnfinishedError: if the run failed or was stopped.
     """
+    outcome, began = sweep.begin() if sweep else Outcome(""), time.perf_counter()
     try:
-        return _train(config)
+        return _train(config, outcome)
     except StoppedError as stopped:
+        outcome.state = "stopped"
         code = say(
             f"{stopped}; the same command with resume=auto continues", INTERRUPTED if stopped.interrupted else STOPPED
         )
     except (SpardlError, OmegaConfBaseException, OSError) as error:
         which = f"{' '.join(HydraConfig.get().overrides.task)}: " if sweeping() else ""
         code = complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
+    finally:
+        outcome.seconds = time.perf_counter() - began
     raise UnfinishedError(code)
 
 
@@ -61,11 +69,14 @@ def _is_failure(error: Exception) -> bool:
     return isinstance(error, SpardlError) and not isinstance(error, ConfigError)
 
 
-def _train(config: DictConfig) -> float | None:
+def _train(config: DictConfig, outcome: Outcome) -> float | None:
     if sweeping() and find_membership(os.environ):
         raise ConfigError("a sweep (-m) starts its workers itself; start it without torchrun or srun")
     check_plugins(config.get("plugins"), HydraConfig.get().overrides.task)
-    experiment = build(config, _label())
+    if leads(os.environ):
+        with suppress(OmegaConfBaseException):  # build() says what is wrong with a configuration
+            print(_plan(config), flush=True)
+    experiment = build(config, _label(config))
     if not isinstance(config.force, bool):
         raise ConfigError(f"force must be true or false, got {config.force!r}")
     # A sweep that is started again, or a job that Slurm requeues, skips runs that are finished.
@@ -73,10 +84,17 @@ def _train(config: DictConfig) -> float | None:
         done = finished_run(Path(config.output_dir), experiment.id)
         if done:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
+            outcome.state, outcome.run = "skipped", done
             return done.metric()
     _give_each_run_its_wandb_id(experiment)
     with ExitStack() as stack:
         run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()), experiment.given)
+        outcome.run = run
+        if run.finished:
+            if not experiment.launcher.leads:
+                return None
+            print(f"already finished: {run.folder} (force=true trains it again)", flush=True)
+            return run.metric()
         if experiment.launcher.leads:
             _begin(config, experiment, run)
         try:
@@ -85,6 +103,7 @@ def _train(config: DictConfig) -> float | None:
             raise
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_how_to_continue(run)) from None
+        outcome.state = "finished"
         return run.metric() if experiment.launcher.leads else None
 
 
@@ -115,10 +134,32 @@ def _command() -> str:
     return shlex.join(["python", "train.py", *options, *used.overrides.task]) + "\n"
 
 
-def _label() -> str:
+def _label(config: DictConfig) -> str:
     choices = HydraConfig.get().runtime.choices
     scale = "" if choices["scale"] == "full" else f"-{choices['scale']}"
-    return f"{choices['compressor']}-{choices['model']}-{choices['dataset']}{scale}"
+    return f"{choices['compressor']}-{_model(config)}-{choices['dataset']}{scale}"
+
+
+def _model(config: DictConfig) -> str:
+    """Name of the model: resnet8 for model=resnet20 model.depth=8."""
+    name = str(HydraConfig.get().runtime.choices["model"])
+    named, depth = re.fullmatch(r"(.*?)(\d*)", name), OmegaConf.select(config, "model.depth")
+    return f"{named[1]}{depth}" if named and named[2] and isinstance(depth, int) else name
+
+
+def _plan(config: DictConfig) -> str:
+    """One line about what the command will do, before the data are read and the model is built."""
+    choices = HydraConfig.get().runtime.choices
+    names = ("epochs", "max_steps", "batch_size", "accumulation")
+    epochs, most, batch, passes = (OmegaConf.select(config, f"training.{name}") for name in names)
+    workers = OmegaConf.select(config, "cluster.workers")
+    started = workers or os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 4
+    length = f"{epochs} epochs" if most is None else f"at most {most} steps"
+    examples = f"{batch}" if passes == 1 else f"{batch} x {passes}"
+    return (
+        f"plan: {choices['compressor']} on {_model(config)} with {choices['dataset']}; {started} workers "
+        f"({choices['cluster']}) x {examples} examples a step; {length}; results in {config.output_dir}/"
+    )
 
 
 def _how_to_continue(run: Run) -> str:

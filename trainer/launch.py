@@ -497,7 +497,7 @@ def _read(store: Any, key: str) -> bytes:
 
 def _run_to_json(run: Run) -> str:
     checkpoint = str(run.checkpoint) if run.checkpoint else None
-    return json.dumps({"id": run.id, "folder": str(run.folder), "checkpoint": checkpoint})
+    return json.dumps({"id": run.id, "folder": str(run.folder), "checkpoint": checkpoint, "finished": run.finished})
 
 
 def _run_from_json(text: bytes) -> Run:
@@ -505,7 +505,12 @@ def _run_from_json(text: bytes) -> Run:
     if "error" in content:
         raise ConfigError(content["error"])
     checkpoint = content["checkpoint"]
-    return Run(content["id"], Path(content["folder"]), Path(checkpoint) if checkpoint else None)
+    return Run(
+        content["id"],
+        Path(content["folder"]),
+        Path(checkpoint) if checkpoint else None,
+        finished=content["finished"],
+    )
 
 
 def _listen(port: int | None) -> socket.socket:

@@ -6,7 +6,7 @@ import hashlib
 import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
 
@@ -24,6 +24,7 @@ from spardl.protocol.programs import Worker
 from spardl.schedules.apply_update import ApplyUpdate, decay_of
 from spardl.schedules.engine import Schedule, Training
 from spardl.vector.flat import FlatGradient
+from trainer.early_stopping import EarlyStopping
 from trainer.lr import LrSchedule
 from trainer.memory import Need
 from trainer.sampler import Batches, LaneSampler, Sampler, ShuffledSampler, TrainingWorker, average_buffers
@@ -140,6 +141,8 @@ class Settings:
         keep_checkpoints: number of checkpoints to keep.
         check_every: steps between two checks that all workers computed the same average.
         elastic: whether the world size may change when the run resumes.
+        early_stopping: when to end the run before its last step.
+        profile: whether rank 0 writes a trace of a few steps into the run folder.
 
     Raises:
         ConfigError: if a value is out of range.
@@ -161,6 +164,8 @@ class Settings:
     keep_checkpoints: int
     check_every: int
     elastic: bool
+    early_stopping: EarlyStopping = field(default_factory=EarlyStopping)
+    profile: bool = False
 
     def __post_init__(self) -> None:
         self._demand("seed", is_number(int, self.seed), "a whole number")
@@ -174,7 +179,8 @@ class Settings:
         for name in ("epochs", "eval_every"):
             self._demand(name, self._positive(name), "a number above 0")
         self._demand("clip_norm", self.clip_norm is None or self._positive("clip_norm"), "a number above 0, or null")
-        self._demand("elastic", isinstance(self.elastic, bool), "true or false")
+        for name in ("elastic", "profile"):
+            self._demand(name, isinstance(getattr(self, name), bool), "true or false")
         self._demand("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
 
     def _counts(self, name: str) -> bool:
@@ -285,6 +291,7 @@ class Plan:
             ConfigError: if the parts do not fit together, or do not support this number of workers.
         """
         self.method.communicator.check_workers(workers)
+        self.settings.early_stopping.check(self.task)
         self.schedule.check(self.method, clips=self.settings.clip_norm is not None)
         if self.schedule.alone and self.settings.formats.scales:
             raise ConfigError(
@@ -321,6 +328,10 @@ class Plan:
         formats = self.settings.formats
         alone = self.schedule.alone
         return Need.of(self._try_model(), formats.weights, self.optimizer, self.method, workers, alone=alone)
+
+    def parameters(self) -> int:
+        """Number of parameters of the model, without allocating them."""
+        return sum(parameter.numel() for parameter in self._try_model().parameters())
 
     def _try_model(self) -> nn.Module:
         # The meta device allocates no weights. The call also performs the model's imports once, before workers fork.

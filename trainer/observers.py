@@ -49,6 +49,9 @@ class Observer:
     def begin(self, step: int, total: int) -> None:
         """Training starts or continues after ``step`` of ``total`` steps."""
 
+    def note(self, text: str) -> None:
+        """There is a line for the user, ``text``, before training starts."""
+
     def phase(self, what: str | None) -> None:
         """Another activity, ``what``, begins; ``None`` for regular training."""
 
@@ -104,6 +107,10 @@ class Forwarder(Observer):
     def begin(self, step: int, total: int) -> None:
         """Forwards the event."""
         self._forward("begin", step, total)
+
+    def note(self, text: str) -> None:
+        """Forwards the event."""
+        self._forward("note", text)
 
     def phase(self, what: str | None) -> None:
         """Forwards the event."""

@@ -76,6 +76,7 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
     return [
         (metric, f"{summary['final'][metric]:.4g} (best {best:.4g})"),
         ("final figures", final),
+        *([("early stopping", _early(summary))] if "early_stopping" in summary else []),
         (
             "wall time",
             f"{_seconds(summary['wall_seconds'])}, evaluation {_seconds(summary['evaluation_seconds'])}{clock}",
@@ -106,6 +107,15 @@ def print_report(summary: Mapping[str, Any], run: Run, simulated: bool, caveats:
     for caveat in caveats:
         print(f"beware: {caveat}")
     print(f"results: {run.folder}", flush=True)
+
+
+def _early(summary: Mapping[str, Any]) -> str:
+    found = summary["early_stopping"]
+    best = "" if found["best"] is None else f" of {found['best']:.4g}"
+    return (
+        f"after step {summary['steps']} of {summary['planned_steps']}: {found['metric']} has not improved in "
+        f"{found['patience']} evaluations since its best{best} at step {found['best_step']}"
+    )
 
 
 def _residual(summary: Mapping[str, Any]) -> str:

@@ -112,12 +112,14 @@ class Run:
         folder: folder of all its files.
         checkpoint: checkpoint to resume from, if any.
         notices: warnings about the choice of the folder.
+        finished: whether an earlier command finished it, so that there is nothing to train.
     """
 
     id: str
     folder: Path
     checkpoint: Path | None = None
     notices: tuple[str, ...] = ()
+    finished: bool = False
 
     @property
     def metrics_file(self) -> Path:

@@ -30,10 +30,13 @@ from trainer.checkpoint import (
     save_checkpoint,
     saved_workers,
 )
+from trainer.early_stopping import Stopper
+from trainer.estimate import Estimate, estimate
 from trainer.learner import Learner, Plan, Settings, digest, evaluate
 from trainer.observers import Observer
 from trainer.report import environment
 from trainer.runs import Run
+from trainer.tracing import Tracing
 
 __all__ = ["DivergenceWatch", "Trainer", "Window", "all_finite"]
 
@@ -245,6 +248,8 @@ class Trainer:
         self._refusals = NonFiniteReports(cluster.size)
         self._doing = "starting"
         self._groups_kept = False
+        self._stopper = Stopper(plan.settings.early_stopping, plan.task)
+        self._estimate: Estimate | None = None
         if run.checkpoint:
             self._begin_phase("loading the checkpoint")
             self._resume(plan, run.checkpoint, torch.device(device))
@@ -258,6 +263,8 @@ class Trainer:
         self._started = time.perf_counter() - self._progress.wall
         # The first steps after every start are slower, not only those of a new run.
         self._timed_from = self._progress.step + self._settings.untimed_steps
+        traces = self._settings.profile and cluster.leads
+        self._tracing = Tracing(cluster, run.folder, self._first, self._learner.total_steps) if traces else None
 
     def fit(self) -> dict[str, Any]:
         """Trains until the last step.
@@ -274,9 +281,15 @@ class Trainer:
             return self._fit()
         except PeerError as error:
             raise PeerError(f"{error}; in step {self._progress.step + 1}, while {self._doing}") from error
+        finally:
+            if self._tracing:
+                self._tracing.close()
 
     def _fit(self) -> dict[str, Any]:
         total = self._learner.total_steps
+        self._estimate = estimate(self._plan, self._learner, self._cluster, total - self._progress.step)
+        if self._estimate:
+            self._notify("note", self._estimate.text)
         self._notify("begin", self._progress.step, total)
         if self._restart:
             figures = self._restart.figures(self._cluster, self._learner.synchronizer)
@@ -286,7 +299,9 @@ class Trainer:
             if self._evaluates_after(self._progress.step):  # the restart may fall on the end of an evaluation interval
                 self._evaluate()
         self._heartbeat(self._progress.step)
-        while self._progress.step < total:
+        while self._progress.step < total and not self._stopper.stops:
+            if self._tracing:
+                self._tracing.before(self._progress.step)
             losses = self._timed_step()
             self._progress.step += 1
             self._window.add(losses)
@@ -296,10 +311,15 @@ class Trainer:
 
     def _timed_step(self) -> list[float]:
         self._doing = "training"
-        self._notify("phase", "first step" if self._progress.step == self._first else None)
+        first = self._estimate.first if self._estimate else "first step"
+        self._notify("phase", first if self._progress.step == self._first else None)
         began = self._cluster.seconds()
         synchronizer = self._learner.synchronizer
-        synchronizer.measures_residual = last = self._progress.step + 1 == self._learner.total_steps
+        last = self._progress.step + 1 == self._learner.total_steps
+        # Any evaluation may end a run early.
+        synchronizer.measures_residual = last or (
+            self._stopper.watches and self._evaluates_after(self._progress.step + 1)
+        )
         losses = self._learner.step(self._progress.step)
         if last:
             synchronizer.end()
@@ -328,10 +348,17 @@ class Trainer:
             self._check_finite(step, evaluates=evaluates)
         if evaluates:
             self._evaluate()
-        if saves:
+        if self._stopper.stops and step < total:
+            self._end_early()
+        if saves or self._stopper.stops:
             self._save()
-        if leaves:
+        if leaves and not self._stopper.stops:
             raise StoppedError(f"stopped at step {step} of {total} on request; all state is saved")
+
+    def _end_early(self) -> None:
+        self._learner.synchronizer.end()
+        if self._plan.schedule.alone:  # the last exchange changed the weights
+            self._evaluate()
 
     def _keep_groups(self) -> None:
         """Writes the chosen groups to a file, from which other runs can load them."""
@@ -410,6 +437,7 @@ class Trainer:
         found, best = self._progress.metrics[task.metric], self._progress.best
         if best is None or (found > best if task.higher_is_better else found < best):
             self._progress.best = found
+        self._stopper.add(self._progress.step, self._progress.metrics)
         # The residual can only be read after the flush above: a synchronization in flight changes it.
         self._record("eval", {**self._progress.metrics, **_residual_norm(self._learner)})
         self._progress.evaluating += time.perf_counter() - began
@@ -436,7 +464,7 @@ class Trainer:
             self._progress.step,
             self._cluster,
             [partial(self._worker_state, local) for local in range(len(learner.workers))],
-            lambda: {**learner.shared_state(), "progress": asdict(self._progress)},
+            lambda: {**learner.shared_state(), "progress": asdict(self._progress), **self._stopper.state_dict()},
             self._settings.keep_checkpoints,
             self._run.id,
         )
@@ -457,6 +485,7 @@ class Trainer:
         shared, before = load_part(checkpoint, None, device), saved_workers(checkpoint)
         with restoring(checkpoint, None):
             self._progress = Progress(**shared["progress"])
+            self._stopper.load_state_dict(shared)
         if before != self._cluster.size:
             self._restart = Restart(before, checkpoint, device)
             progress, size = self._progress, self._cluster.size
@@ -481,6 +510,8 @@ class Trainer:
         self._compare([weights] * len(self._learner.workers), "weights")
         self._read_clocks()
         summary = _summarize(self._plan, self._progress, self._learner, self._cluster, self._refused(), weights)
+        if self._stopper.stops and self._progress.step < self._learner.total_steps:
+            summary |= {"planned_steps": self._learner.total_steps, **self._stopper.outcome()}
         self._notify("end", summary)
         return summary
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -12,6 +13,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import submitit
@@ -28,6 +30,16 @@ __all__ = ["Slurm", "sbatch_parameters"]
 ROOT = Path(__file__).resolve().parents[2]
 # Timeouts in seconds: commands of Slurm, and remaining ranks after the first one ended.
 _ANSWER, _LEAVE = 60, 60
+# Slurm's reasons of pending jobs that users ask about most.
+_REASONS: Mapping[str, str] = MappingProxyType(
+    {
+        "Resources": "waits for free nodes (Resources)",
+        "Priority": "waits behind other jobs (Priority)",
+        "JobArrayTaskLimit": "waits for site.at_once (JobArrayTaskLimit)",
+        "BeginTime": "waits until it may start again (BeginTime)",
+        "None": "",
+    }
+)
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"})
 
 
@@ -48,6 +60,8 @@ class Slurm(Place):
     def submit(self, submission: Submission) -> int:
         """Submits one array per number of tasks."""
         site = Site(**submission.site)
+        for tasks, numbers in _arrays(submission):
+            print(_announced(site, tasks, len(numbers)), flush=True)
         entries = list(submission.entries)
         for tasks, numbers in _arrays(submission):
             jobs = _array(submission.folder, site, tasks, [entries[number] for number in numbers])
@@ -91,6 +105,21 @@ class Slurm(Place):
                 found |= {job: Queued.UNKNOWN for job in jobs if job.partition("_")[0] == whole}
             else:
                 found |= states
+        return found
+
+    def reasons(self, submission: Submission) -> Mapping[str, str]:
+        """Reason and expected start of each pending job, from squeue."""
+        found: dict[str, str] = {}
+        for whole in dict.fromkeys(entry.job.partition("_")[0] for entry in submission.entries if entry.job):
+            done = _ask("squeue", "--noheader", "--array", "--states=PENDING", "--format=%i|%r|%S", f"--jobs={whole}")
+            for line in done.stdout.splitlines() if done and not done.returncode else ():
+                name, _, rest = line.strip().partition("|")
+                reason, separator, start = rest.partition("|")
+                if not separator:
+                    continue
+                words = _REASONS.get(reason, reason)
+                known = start not in ("", "N/A")
+                found[name] = f"{words}; expected start {start.replace('T', ' ')}" if known else words
         return found
 
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
@@ -173,6 +202,29 @@ def _submitted(site: Site, tasks: int, job: str, runs: int) -> str:
     if runs == 1:
         return f"submitted job {whole}: one run, {shape}"
     return f"submitted array {whole}: {runs} runs, {min(runs, site.at_once)} at once, {shape} each"
+
+
+def _announced(site: Site, tasks: int, runs: int) -> str:
+    """What will be submitted, and when a first job could start."""
+    nodes, several = site.nodes(tasks), "s" * (runs > 1)
+    words = [
+        f"submitting {runs} run{several}: {tasks} task{'s' * (tasks > 1)} on {nodes} node{'s' * (nodes > 1)} each",
+        f"partition {site.partition or 'default'}",
+        f"time limit {site.time} minutes",
+        *([f"at most {site.at_once} at once"] if runs > 1 else []),
+        _expected(site, tasks),
+    ]
+    return "; ".join(filter(None, words))
+
+
+def _expected(site: Site, tasks: int) -> str:
+    """When Slurm would start one such job now; empty if it does not say."""
+    options = {"partition": site.partition, "account": site.account, "qos": site.qos, "mem": site.memory}
+    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    shape = (f"--ntasks={tasks}", f"--nodes={site.nodes(tasks)}", f"--time={site.time}")
+    done = _ask("sbatch", "--test-only", *shape, *words, "--wrap=true")
+    found = re.search(r"to start at (\S+)", done.stderr) if done and not done.returncode else None
+    return f"expected start of the first {found[1].replace('T', ' ')}" if found else ""
 
 
 def _states(job: str) -> dict[str, Queued] | None:

@@ -62,6 +62,10 @@ class Place(ABC):
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
         """States of the jobs of a submission; jobs that ended are missing."""
 
+    def reasons(self, submission: Submission) -> Mapping[str, str]:
+        """Why jobs of a submission wait, by job, as far as the place says; may include the expected start."""
+        return {}
+
     @abstractmethod
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
         """Cancels waiting and running jobs.

@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from scripts.submission.places import Queued
@@ -41,13 +42,16 @@ class Standing(NamedTuple):
     folder: Path | None
 
 
-def standing(submission: Submission, entry: Entry, queue: Mapping[str, Queued]) -> Standing:
+def standing(
+    submission: Submission, entry: Entry, queue: Mapping[str, Queued], reasons: Mapping[str, str] = MappingProxyType({})
+) -> Standing:
     """Determines the state of a run.
 
     Args:
         submission: Submission that contains the run.
         entry: Entry of the run.
         queue: States of the jobs in the queue.
+        reasons: Why jobs wait, as far as known.
     """
     queued = queue.get(entry.job or "")
     run = _run(submission, entry)
@@ -62,7 +66,8 @@ def standing(submission: Submission, entry: Entry, queue: Mapping[str, Queued]) 
     if queued is Queued.UNKNOWN:
         return Standing(status or "unknown", "the queue does not answer", True, folder)
     if queued is Queued.WAITING:
-        return Standing(QUEUED, str(summary.get("reason") or _progress(run)), True, folder)
+        known = (str(summary.get("reason") or _progress(run)), reasons.get(entry.job or "", ""))
+        return Standing(QUEUED, "; ".join(filter(None, known)), True, folder)
     return Standing(RUNNING, _progress(run) if status == RUNNING else "starting", True, folder)
 
 

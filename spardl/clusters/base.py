@@ -75,6 +75,11 @@ class Cluster(ABC):
         """Workers that run in this process."""
         return [Worker(rank, self.size) for rank in self.local_ranks]
 
+    def name_phases(self, *, on: bool) -> None:
+        """Shows phases as ranges ``spardl.PHASE`` in traces of ``torch.profiler``, if ``on``."""
+        for ledger in self.ledgers:
+            ledger.traced = on
+
     @abstractmethod
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs one program per local rank and enters its cost in the ledgers.

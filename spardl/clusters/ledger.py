@@ -11,6 +11,8 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
+from torch.profiler import record_function
+
 from spardl.basics.errors import ConfigError
 from spardl.protocol.programs import (
     AllGather,
@@ -40,6 +42,7 @@ class Ledger:
         seconds: seconds by phase. In a simulated cluster ``communicate`` and ``wait`` are virtual, the others are
             measured. ``wait`` is the time during which the computation waits for overlapped synchronizations.
         overlapped: seconds of overlapped synchronizations, by phase.
+        traced: whether phases are ranges in a trace of ``torch.profiler``; ranges cost time even without a trace.
     """
 
     rounds: int = 0
@@ -49,6 +52,7 @@ class Ledger:
     bytes_received: int = 0
     seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
     overlapped: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    traced: bool = field(default=False, repr=False, compare=False)
     # The main thread and the communication threads write to the same ledger.
     _lock: AbstractContextManager[Any] = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
@@ -149,6 +153,7 @@ class Stopwatch:
         self._ledger, self._overlapped, self._timer = ledger, overlapped, timer
         self._phase: Phase | None = None
         self._since = 0.0
+        self._range: AbstractContextManager[Any] | None = None
 
     def switch(self, phase: Phase | None) -> float:
         """Ends the current phase and starts ``phase``, or none.
@@ -162,7 +167,18 @@ class Stopwatch:
         if self._phase:
             self._ledger.spend(self._phase, lasted, overlapped=self._overlapped)
         self._phase, self._since = phase, now
+        if self._range:
+            self._range.__exit__(None, None, None)
+            self._range = None
+        if phase and self._ledger.traced:
+            self._range = _entered(phase)
         return lasted
+
+
+def _entered(phase: Phase) -> AbstractContextManager[Any]:
+    named = record_function(f"spardl.{phase.value}")
+    named.__enter__()
+    return named
 
 
 class _Open(NamedTuple):
@@ -176,14 +192,16 @@ class PhaseStack:
     Args:
         charge: called with a phase, its local ranks, and its duration in seconds.
         timer: function that returns the current time in seconds.
+        ledger: ledger that says whether phases are ranges in a trace; ``None`` for no ranges.
     """
 
     def __init__(
         self,
         charge: Callable[[Phase, Sequence[int], float], None],
         timer: Callable[[], float] = time.perf_counter,
+        ledger: Ledger | None = None,
     ) -> None:
-        self._charge, self._timer = charge, timer
+        self._charge, self._timer, self._ledger = charge, timer, ledger
         self._open: list[_Open] = []
         self._since = 0.0
 
@@ -192,9 +210,12 @@ class PhaseStack:
         """Charges the time spent in the ``with`` block to a phase of some local ranks."""
         self.settle()  # the outer phase up to here
         self._open.append(_Open(phase, local))
+        named = _entered(phase) if self._ledger and self._ledger.traced else None
         try:
             yield
         finally:
+            if named:
+                named.__exit__(None, None, None)
             self.settle()
             self._open.pop()
 

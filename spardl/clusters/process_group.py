@@ -514,7 +514,7 @@ class ProcessGroupCluster(Cluster):
         self.ledgers = (ledger,)
         # The callback captures the ledger, not self: a reference cycle would keep the group alive until the next
         # garbage collection, beyond destroy_process_group(), and its threads can abort a process that ends in between.
-        self._stack = PhaseStack(lambda phase, local, seconds: ledger.spend(phase, seconds))
+        self._stack = PhaseStack(lambda phase, local, seconds: ledger.spend(phase, seconds), ledger=ledger)
         on_finalize(self, _end_unreleased, self._side_groups)  # at exit, Background ends its thread itself
 
     @property

@@ -360,7 +360,7 @@ class SimulatedCluster(Cluster):
         # Seconds of the profile that each worker has spent in its current pass.
         self._passed = [0.0] * workers
         self._with_logging = message_logging()
-        self._stack = PhaseStack(self._charge, timer)
+        self._stack = PhaseStack(self._charge, timer, self.ledgers[0])
         self._run = partial(VirtualRun, timer=timer)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:

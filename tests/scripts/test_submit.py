@@ -170,6 +170,36 @@ def queued(programs: Path) -> Path:
     return programs
 
 
+def test_the_queue_is_explained(
+    queued: Path, submit: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is submitted, when it may start, and why it waits."""
+    start = "sbatch: Job 8 to start at 2026-11-30T10:00:00 using 4 processors on nodes n0 in partition lab"
+    taken = f"cp $1 {queued}/batch.sh; echo Submitted batch job 7"
+    stand_in(
+        queued,
+        "sbatch",
+        f'case "$1" in --test-only) echo "$@" > {queued}/asked.txt; echo "{start}" >&2;; *) {taken};; esac',
+    )
+    reasons = "printf '7_0|Priority|2026-11-30T10:00:00\\n7_1|JobHeldUser|N/A\\n'"
+    states = "printf '7_0|PENDING\\n7_1|PENDING\\n'"
+    stand_in(queued, "squeue", f'case "$*" in *%r*) {reasons};; *) {states};; esac')
+    outputs = f"output_dir={tmp_path / 'out'}"
+    assert submit("-m", "seed=1,2", "cluster=slurm", "cluster.workers=5", outputs, "site.partition=lab") == 0
+    first = (
+        "submitting 2 runs: 5 tasks on 2 nodes each; partition lab; time limit 60 minutes; at most 4 at once; "
+        "expected start of the first 2026-11-30 10:00:00"
+    )
+    assert capsys.readouterr().out.splitlines()[0] == first
+    asked = (queued / "asked.txt").read_text()
+    assert asked == "--test-only --ntasks=5 --nodes=2 --time=60 --partition=lab --wrap=true\n"
+    assert submit("status", f"--outputs={tmp_path / 'out'}") == 0
+    assert table(capsys.readouterr().out) == {
+        1: ("queued", "waits behind other jobs (Priority); expected start 2026-11-30 10:00:00", "seed=1"),
+        2: ("queued", "JobHeldUser", "seed=2"),
+    }
+
+
 def test_what_is_submitted(
     queued: Path, submit: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

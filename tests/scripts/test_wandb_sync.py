@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,8 +11,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import yaml
 
 from scripts import wandb_sync
+from tests.driver import events, here, only_run
+from tests.trainer.test_loggers import wandb_records
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -89,6 +94,66 @@ def test_a_dry_run_sends_nothing(
     run = logged(tmp_path / "new")
     assert call(script, monkeypatch, str(tmp_path), "--dry-run") == 0
     assert capsys.readouterr().out == f"{run}\n1 runs to send\n"
+
+
+def test_a_lost_run_is_rebuilt(tmp_path: Path) -> None:
+    words = ("cluster=simulated", "cluster.workers=2", "training.max_steps=3", "training.eval_examples=8")
+    assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
+    folder = only_run(tmp_path / "out")
+    done = rebuild(folder)
+    assert done.returncode == 0, done.stderr
+    (file,) = folder.glob("wandb/offline-run-*/*.wandb")
+    assert done.stdout == f"{folder}: rebuilt in {file.parent}\n"
+    # W&B joins what has the same step.
+    rows = [
+        {".".join(item.nested_key) or item.key: json.loads(item.value_json) for item in record.history.item}
+        for record in wandb_records(file)
+        if record.WhichOneof("record_type") == "history"
+    ]
+    wanted = events(folder)
+    for kind in ("train", "eval"):
+        found = [(row["step"], row[f"{kind}/loss"]) for row in rows if f"{kind}/loss" in row]
+        assert found == [(event["step"], event["loss"]) for event in wanted if event["kind"] == kind]
+    times = {event["step"]: event["time"] for event in wanted}
+    assert {row["step"]: row["_timestamp"] for row in rows} == {step: pytest.approx(at) for step, at in times.items()}
+
+
+def test_what_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
+    done = rebuild(tmp_path)
+    assert done.returncode == 2
+    assert done.stderr == f"error: no metrics.jsonl in {tmp_path}; give run folders or folders of them\n"
+    (tmp_path / "metrics.jsonl").write_text("{}\n")
+    done = rebuild(tmp_path)
+    assert (done.returncode, done.stdout) == (1, f"{tmp_path}: failed: 'id'\n")
+
+
+def rebuild(folder: Path) -> subprocess.CompletedProcess[str]:
+    """In a process of its own: W&B's service outlives a run."""
+    command = [sys.executable, "scripts/wandb_sync.py", str(folder), "--rebuild"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+
+
+def test_the_sweep_file_starts_a_run(tmp_path: Path) -> None:
+    """As W&B's agent does: with one value of each parameter, and an id of its own."""
+    sweep = yaml.safe_load((ROOT / "examples" / "wandb_sweep.yaml").read_text())
+    chosen = {"compressor": "topka", "optimizer.lr": 0.05, "training.epochs": 5}
+    assert set(chosen) == set(sweep["parameters"])
+    assert chosen["compressor"] in sweep["parameters"]["compressor"]["values"]
+    settings = [f"{name}={value}" for name, value in chosen.items()]
+    parts = {"${env}": [], "${program}": [sweep["program"]], "${args_no_hyphens}": settings, "python": [sys.executable]}
+    typed = [word for part in sweep["command"] for word in parts[part]]
+    more = ["cluster=simulated", "training.max_steps=2", "logger.mode=offline", f"output_dir={tmp_path}"]
+    environment = {**os.environ, "WANDB_RUN_ID": "chosen", "WANDB_SWEEP_ID": "swept"}
+    done = subprocess.run(
+        [*typed, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    folder = only_run(tmp_path)
+    (file,) = folder.glob("wandb/offline-run-*-chosen/*.wandb")
+    rows = [record for record in wandb_records(file) if record.WhichOneof("record_type") == "history"]
+    names = {".".join(item.nested_key) or item.key for row in rows for item in row.history.item}
+    assert sweep["metric"]["name"] in names
 
 
 def test_what_is_missing_is_said(

@@ -12,6 +12,7 @@ import pytest
 from tests.support.driver import beside, here, only_run, results, steps_logged, summary, wait_until
 from trainer.build import CONFIGURATIONS
 from trainer.learner import Learner
+from trainer.runs import Run
 
 STEPS = 14
 RUN = (f"training.max_steps={STEPS}", "training.checkpoint_every=3", "training.log_every=1", "training.eval_every=0.1")
@@ -155,9 +156,25 @@ def test_log_lines_that_span_an_interruption(tmp_path: Path, undisturbed: dict) 
     assert results(only_run(tmp_path / "out")) == undisturbed[words]
 
 
-def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
+def test_a_finished_run_is_not_trained_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("training.max_steps=1", "cluster=simulated", f"output_dir={tmp_path}", "resume=auto")
-    assert here(*words) == here(*words) == 0
+    assert here(*words) == 0
+    folder = only_run(tmp_path)
+    before = {path: path.stat().st_mtime_ns for path in folder.rglob("*")}
+    capfd.readouterr()
+    assert here(*words) == 0
+    assert capfd.readouterr().out.splitlines()[1:] == [f"already finished: {folder} (force=true trains it again)"]
+    assert {path: path.stat().st_mtime_ns for path in only_run(tmp_path).rglob("*")} == before
+    assert here(*words, "force=true") == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_finished_run_of_an_earlier_edition_is_trained_again(tmp_path: Path) -> None:
+    words = ("training.max_steps=1", "cluster=simulated", f"output_dir={tmp_path}", "resume=auto")
+    assert here(*words) == 0
+    run = Run("", only_run(tmp_path))
+    run.write_summary({**run.read_summary(), "editions": {"spardl.TopK": 99}})
+    assert here(*words) == 0
     assert len(list(tmp_path.iterdir())) == 2
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import re
 import signal
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -131,3 +133,41 @@ def test_optuna_finds_the_best_run(tmp_path: Path) -> None:
     found = yaml.safe_load((tmp_path / ".sweep" / "optimization_results.yaml").read_text())
     finished = [run for run in tmp_path.glob("[!.]*") if summary(run)["status"] == "finished"]
     assert found["best_value"] == max(metric(run) for run in finished)
+
+
+def test_the_runs_of_a_sweep_are_counted_and_tabled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("-m", "optimizer.lr=0.05,-1", "seed=1,2,3", *QUICK, f"output_dir={tmp_path}")
+    assert here(*words) == 1
+    lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+    assert [line for line in lines if re.match(r"run \d of ", line)] == [
+        f"run {number} of 6: optimizer.lr={lr} seed={seed}"
+        for number, (lr, seed) in enumerate(product(("0.05", "-1"), (1, 2, 3)), 1)
+    ]
+    header, *rows = lines[-7:]
+    assert header == "run state metric seconds MB per worker path"
+    for number, row in enumerate(rows, 1):
+        assert row.startswith(f"{number} optimizer.lr=")
+    for row in rows[:3]:
+        assert re.search(rf"finished accuracy 0\.\d+ [\d.]+ [\d.]+ {tmp_path}/none-resnet20-digits-\w+$", row), row
+    for row in rows[3:]:
+        assert re.search(r"failed - [\d.]+ - -$", row), row
+    assert here(*words[:1], "optimizer.lr=0.05,0.04", *words[3:]) == 0
+    assert "skipped" in capfd.readouterr().out.splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (("model.depth=8",), "none-resnet8-digits"),
+        (("model.depth=20",), "none-resnet20-digits"),
+        pytest.param(("model=resnet32", "model.depth=8"), "none-resnet8-digits", marks=pytest.mark.slow),
+    ],
+)
+def test_a_folder_is_named_by_what_ran(
+    words: tuple[str, ...], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert here(*QUICK, "training.max_steps=1", *words, f"output_dir={tmp_path}") == 0
+    assert only_run(tmp_path).name.startswith(f"{name}-")
+    model = name.split("-")[1]
+    planned = f"plan: none on {model} with digits; 2 workers (simulated) x 16 examples a step; at most 1 steps"
+    assert capfd.readouterr().out.startswith(f"{planned}; results in {tmp_path}/\n")

@@ -1,0 +1,93 @@
+"""An estimate of the time and memory of a run, before its first step."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+import torch
+
+from spardl.clusters import Cluster
+from trainer.display import clock
+from trainer.learner import Learner, Plan, autocast
+from trainer.memory import Need
+
+__all__ = ["Estimate", "estimate"]
+
+# Smaller models show the remaining time within seconds.
+_PARAMETERS = 5_000_000
+# A backward pass takes about twice the time of its forward pass.
+_PASSES = 3.0
+_EXAMPLES = 4
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What a run will take.
+
+    Attributes:
+        step: seconds of forward and backward passes per step; selection, communication and updates add to it.
+        steps: number of steps to do.
+        processes: number of processes.
+        need: memory of each process, without activations.
+    """
+
+    step: float
+    steps: int
+    processes: int
+    need: Need
+
+    @property
+    def text(self) -> str:
+        """One line for the user."""
+        memory = f"{self.processes} x {self.need.whole / 1e9:.2g} GB and activations"
+        return (
+            f"estimate: at least {_seconds(self.step)} a step (forward and backward passes), {memory}, "
+            f"{_seconds(self.step * self.steps)} for {self.steps} steps"
+        )
+
+    @property
+    def first(self) -> str:
+        """Name of the first step while it runs."""
+        return f"first step, at least {_seconds(self.step)}"
+
+
+def estimate(plan: Plan, learner: Learner, cluster: Cluster, steps: int) -> Estimate | None:
+    """Times the evaluation of a few examples, which changes no state; ``None`` for small models.
+
+    Args:
+        plan: what is trained.
+        learner: the model and the local workers.
+        cluster: workers that train together; all call this function, so that they compete for the processors as in
+            training.
+        steps: number of steps to do.
+    """
+    if learner.gradient.vector.numel() < _PARAMETERS:
+        return None
+    settings, local = plan.settings, len(learner.workers)
+    few = min(_EXAMPLES, settings.batch_size, len(plan.task.test))
+    learner.model.eval()
+    _forward(plan, learner, 1)  # loads libraries and fills caches
+    once, more = _forward(plan, learner, 1), _forward(plan, learner, few)
+    learner.model.train()
+    # Small batches have a constant share.
+    each = max(0.0, more - once) / (few - 1) if few > 1 else once
+    passes = settings.accumulation * local
+    seconds = _PASSES * passes * (once + each * (settings.batch_size - 1))
+    need = Need.of(
+        learner.model, settings.formats.weights, plan.optimizer, plan.method, local, alone=plan.schedule.alone
+    )
+    return Estimate(seconds, steps, cluster.size // local, need)
+
+
+def _forward(plan: Plan, learner: Learner, examples: int) -> float:
+    device = next(learner.model.parameters()).device
+    batch = plan.task.test.batch(torch.arange(examples), None)
+    began = time.perf_counter()
+    with torch.no_grad(), autocast(device, plan.settings.formats):
+        plan.task.measure(learner.model, batch).sum().item()  # waits for a GPU
+    return time.perf_counter() - began
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.2g} s" if value < 99.5 else f"{clock(value)} min" if value < 3600 else f"{value / 3600:.2g} hours"

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from trainer.task import Task
 

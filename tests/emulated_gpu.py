@@ -309,7 +309,7 @@ def synchronize(
         ready = [rank for rank, request in pending.items() if _is_ready(rank, request, mail)]
         assert ready or not pending, f"workers {sorted(pending)} wait for messages that nobody sends"
         for rank in ready:
-            replies[rank] = _received(rank, pending.pop(rank), mail)
+            replies[rank] = _received(rank, pending.pop(rank), mail, type(states[rank].memory))
     return list(gradients)
 
 
@@ -339,7 +339,9 @@ def _is_ready(rank: int, request: Exchange, mail: Mapping[tuple[int, int], list[
     return all(mail.get((receive.source, rank)) for receive in request.receives if receive.size)
 
 
-def _received(rank: int, request: Exchange, mail: Mapping[tuple[int, int], list[Tensor]]) -> list[Tensor]:
+def _received(
+    rank: int, request: Exchange, mail: Mapping[tuple[int, int], list[Tensor]], kind: type[Tensor]
+) -> list[Tensor]:
     arrived = []
     for receive in request.receives:
         empty = torch.empty(0, dtype=receive.dtype)
@@ -347,7 +349,7 @@ def _received(rank: int, request: Exchange, mail: Mapping[tuple[int, int], list[
         assert message.numel() == receive.size
         assert message.dtype == receive.dtype
         if receive.into is None:
-            arrived.append(on_device(message))
+            arrived.append(on_device(message) if kind is OnDevice else message)
         else:
             on_host(receive.into).copy_(message)
             arrived.append(receive.into)

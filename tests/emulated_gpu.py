@@ -10,9 +10,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Any, ClassVar
-from unittest import mock
 
 import torch
 from torch import Tensor
@@ -22,7 +21,6 @@ from torch.utils._pytree import tree_map
 
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import AllGather, AllReduce, Exchange, Phase, Program, ReduceScatter, Worker
-from spardl.vector import selection
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
 
@@ -126,9 +124,7 @@ class Meter:
     def by_section(self) -> dict[str, tuple[int, int]]:
         """Launches and host reads of each section."""
         sections = dict.fromkeys(section for section, _ in [*self.launches, *self.reads])
-        return {
-            section: (_sum(self.launches, section), _sum(self.reads, section)) for section in sections
-        }
+        return {section: (_sum(self.launches, section), _sum(self.reads, section)) for section in sections}
 
     @property
     def totals(self) -> tuple[int, int]:
@@ -163,11 +159,10 @@ class _Operations(TorchDispatchMode):
             return
         if name in _FREE or func.is_view:
             return
-        if name in _SIZED_BY_VALUES or (name == "index" and _has_mask(args[1])):
-            self._meter.read(name)
-        elif name in ("_to_copy", "copy_") and not _non_blocking(name, args, kwargs) and _crosses(name, args, kwargs):
-            self._meter.read(name)
-        elif name == "repeat_interleave" and kwargs.get("output_size") is None:
+        copies = name in ("_to_copy", "copy_") and not _non_blocking(name, args, kwargs)
+        waits = name in _SIZED_BY_VALUES or (name == "index" and _has_mask(args[1]))
+        waits = waits or (name == "repeat_interleave" and kwargs.get("output_size") is None)
+        if waits or (copies and _crosses(name, args, kwargs)):
             self._meter.read(name)
         self._meter.launch(name)
 
@@ -190,7 +185,7 @@ def _crosses(name: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
 
 
 class _Calls(TorchFunctionMode):
-    """Functions that bypass the dispatcher: they copy between host and device inside torch."""
+    """Functions that bypass the dispatcher: copies inside torch, and addresses."""
 
     def __init__(self, meter: Meter) -> None:
         super().__init__()
@@ -204,6 +199,8 @@ class _Calls(TorchFunctionMode):
         if name == "tolist" and isinstance(args[0], OnDevice):
             self._meter.read(name)
             return args[0].host.tolist()
+        if name == "data_ptr" and isinstance(args[0], OnDevice):
+            return args[0].host.data_ptr()
         device = kwargs.get("device", args[0].device if name == "new_tensor" else None)
         if name in ("tensor", "new_tensor") and device is not None and torch.device(device).type == DEVICE.type:
             # From pageable memory, this copy waits for the stream.
@@ -216,46 +213,11 @@ class _Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-class _Kernel:
-    """A Triton kernel that takes tensors of the emulated device."""
-
-    def __init__(self, kernel: Any, name: str, meter: Meter) -> None:
-        self._kernel, self._name, self._meter = kernel, name, meter
-
-    def __getitem__(self, grid: Any) -> Callable[..., None]:
-        def call(*args: Any, **kwargs: Any) -> None:
-            self._meter.launch(self._name)
-            with torch._C._DisableTorchDispatch(), torch._C.DisableTorchFunction():
-                self._kernel[grid](*map(on_host, args), **{name: on_host(each) for name, each in kwargs.items()})
-
-        return call
-
-
 @contextmanager
-def emulated(meter: Meter, *, triton: bool) -> Iterator[None]:
-    """Emulates a GPU inside the ``with`` block.
-
-    Args:
-        meter: counts of the operations.
-        triton: whether Triton is used, in its interpreter (``TRITON_INTERPRET`` must be set before its import).
-    """
-    with ExitStack() as stack:
-        stack.enter_context(mock.patch.object(selection, "runs_triton", lambda tensor: triton and not tensor.is_cpu))
-        if triton:
-            from spardl.vector.kernels import gpu
-
-            for name, kernel in vars(gpu).items():
-                if name in _launched(gpu):
-                    stack.enter_context(mock.patch.object(gpu, name, _Kernel(kernel, name, meter)))
-        stack.enter_context(_Operations(meter))
-        stack.enter_context(_Calls(meter))
-        stack.enter_context(torch.no_grad())
+def emulated(meter: Meter) -> Iterator[None]:
+    """Emulates a GPU without Triton inside the ``with`` block, and counts its operations on the ``meter``."""
+    with _Operations(meter), _Calls(meter), torch.no_grad():
         yield
-
-
-def _launched(module: Any) -> set[str]:
-    """Names of the kernels that the host launches."""
-    return {"_add_tile", "_count_below", "_list_group"} & vars(module).keys()
 
 
 def gradients_of(layout: Layout, workers: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
@@ -356,17 +318,44 @@ def _received(
     return arrived
 
 
-def measured(
+def steps_of(
     method: Method,
     layout: Layout,
-    *,
+    device: torch.device | str,
+    dtype: torch.dtype,
+    steps: int,
+    change: Callable[[int, int, Tensor], None],
     workers: int = 4,
-    warm: int = 4,
-    steps: int = 2,
-    triton: bool = False,
-    dtype: torch.dtype = torch.float32,
-) -> tuple[list[Meter], list[Tensor]]:
-    """Measures the steady state of a method.
+) -> tuple[list[Tensor], list[MethodState]]:
+    """Runs some steps; returns the averages of all steps and workers, in host memory, and the states.
+
+    Args:
+        method: method to run.
+        layout: layout of the gradient.
+        device: ``DEVICE``, inside ``emulated``, or the CPU.
+        dtype: dtype of the gradients.
+        steps: number of steps.
+        change: called with the step, the rank and the gradient in host memory, which it may change.
+        workers: number of workers.
+    """
+    states, averages, idle = _states(method, layout, device, dtype, workers), list[Tensor](), Meter()
+    for step in range(steps):
+        gradients = gradients_of(layout, workers, step, dtype)
+        for rank, gradient in enumerate(gradients):
+            change(step, rank, gradient)
+        placed = gradients if device == "cpu" else list(map(on_device, gradients))
+        averages += [on_host(each).clone() for each in synchronize(method, states, placed, [idle] * workers)]
+    return averages, states
+
+
+def _states(
+    method: Method, layout: Layout, device: torch.device | str, dtype: torch.dtype, workers: int
+) -> list[MethodState]:
+    return [method.init_state(layout, dtype, device) for _ in range(workers)]
+
+
+def measured(method: Method, layout: Layout, *, workers: int = 4, warm: int = 4, steps: int = 2) -> list[Meter]:
+    """Measures float32 steps in the steady state of a method.
 
     Args:
         method: method to run.
@@ -374,26 +363,20 @@ def measured(
         workers: number of workers.
         warm: number of steps before the measured ones.
         steps: number of measured steps.
-        triton: whether Triton kernels run, in the interpreter.
-        dtype: dtype of the gradients.
 
     Returns:
-        The meter of each measured step, with the counts of worker 0, and the averages of all steps of worker 0.
+        The meter of each measured step, with the counts of worker 0.
     """
-    idle, meters, averages = Meter(), [], []
-    shared = Meter()
-    with emulated(shared, triton=triton):
-        states = [method.init_state(layout, dtype, DEVICE) for _ in range(workers)]
-        for state in states:
-            state.memory = on_device(torch.zeros(layout.length, dtype=dtype))
+    # Only one worker is counted: the others have a meter that the modes do not know.
+    shared, idle, meters = Meter(), Meter(), []
+    with emulated(shared):
+        states = _states(method, layout, DEVICE, torch.float32, workers)
         for step in range(warm + steps):
-            gradients = [on_device(each) for each in gradients_of(layout, workers, step, dtype)]
             shared.launches, shared.reads = Counter(), Counter()
-            # Only one worker is counted: the others have a meter that the modes do not know.
-            found = synchronize(method, states, gradients, [shared, *[idle] * (workers - 1)])
-            averages.append(on_host(found[0]).clone())
+            gradients = list(map(on_device, gradients_of(layout, workers, step)))
+            synchronize(method, states, gradients, [shared, *[idle] * (workers - 1)])
             if step >= warm:
                 meter = Meter()
-                meter.launches, meter.reads = shared.launches.copy(), shared.reads.copy()
+                meter.launches, meter.reads = shared.launches, shared.reads
                 meters.append(meter)
-    return meters, averages
+    return meters

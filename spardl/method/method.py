@@ -36,6 +36,9 @@ from spardl.vector.wire import EXACT, Wire
 
 __all__ = ["Method", "MethodState"]
 
+# Steps whose conditions may wait on their way from a GPU before they are read.
+_MOST_LATE = 64
+
 
 # State of one worker between synchronizations.
 
@@ -95,6 +98,9 @@ class MethodState:
             # The number of the other conditions tells the reader whether the last one describes the average.
             self.late.send(self.step + 1, [*found, found[-1] if total is not None else torch.ones_like(found[-1])])
         self.conditions = []
+        # Handles read them in every step; without a reader they must not pile up.
+        if self.late.waiting > _MOST_LATE:
+            self.catch_up(wait=False)
 
     def catch_up(self, *, wait: bool = True) -> None:
         """Updates the counts of refused steps and ``overflowed`` from a GPU.

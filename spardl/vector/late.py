@@ -50,6 +50,11 @@ class LateConditions:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__()  # type: ignore[misc]
 
+    @property
+    def waiting(self) -> int:
+        """Number of steps that have not been read."""
+        return len(self._copies)
+
     def send(self, step: int, conditions: Sequence[Tensor]) -> None:
         """Starts a copy to the host, and returns at once.
 

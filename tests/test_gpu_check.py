@@ -40,7 +40,7 @@ def test_a_gpu_is_judged_and_a_rehearsal_is_not(capsys: pytest.CaptureFixture[st
 def test_a_missing_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(sys, "argv", ["gpu_check"])
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert gpu_check.main() == 1
+    assert gpu_check.main() == 2
     assert capsys.readouterr().err == "error: --device cuda found no GPU; rehearse with --device cpu\n"
 
 

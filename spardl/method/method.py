@@ -527,7 +527,7 @@ class Method:
         total = yield from self.warmup.communicator.total(worker, state.memory.clone())
         state.memory.zero_()
         state.bound.value = 0.0
-        return self._divided(total, worker.size, state)
+        return _divided(total, worker.size, state, carries=self.carries)
 
     def _run(self, worker: Worker, state: MethodState, into: Tensor | None) -> Program[Sum]:
         context = Context(worker, state.layout, state.step - self.warmup.steps)
@@ -540,7 +540,7 @@ class Method:
         if not isinstance(total, SparseVector):
             if self.residual.remembers:
                 accumulated.forget_overflows()
-            return self._divided(total, worker.size, state)
+            return _divided(total, worker.size, state, carries=self.carries)
         if self.momentum.masks:
             # Entries that are missing from the result return to the residual, so they do not count as sent.
             taken = accumulated.taken()
@@ -550,39 +550,42 @@ class Method:
         state.conditions += accumulated.finite
         self.residual.keep(accumulated, total.indices)
         scaled = self.residual.scale(total, self.compressor.parts(context))
-        return SparseVector(scaled.indices, self._limited(scaled.values, state), scaled.length).divided(worker.size)
+        return SparseVector(scaled.indices, _limited(scaled.values, state), scaled.length).divided(worker.size)
 
-    def _divided(self, total: Tensor, workers: int, state: MethodState) -> Tensor:
-        """Divides a dense sum in place, and clips it if it overflowed."""
-        if not self.carries:
-            # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
-            return total.div_(workers)
-        if not host_reads(total):
-            state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
-            most = torch.finfo(total.dtype).max / workers
-            return total.div_(workers).nan_to_num_(nan=0.0, posinf=most, neginf=-most)
-        peak = divide(total, workers)
-        if self._overflowed(peak, total.dtype, state):
-            most = torch.finfo(total.dtype).max / workers
-            total.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
-        return total
 
-    def _limited(self, total: Tensor, state: MethodState) -> Tensor:
-        """Clips and counts a sum that overflowed, here or on the way."""
-        if not host_reads(total):
-            state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
-            return total.nan_to_num(nan=0.0)
-        # A copy, since simulated workers may share received tensors.
-        return clip_overflow(total.clone()) if self._overflowed(largest([total]), total.dtype, state) else total
+def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) -> Tensor:
+    """Divides a dense sum in place, and clips it if it overflowed."""
+    if not carries:
+        # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
+        return total.div_(workers)
+    if not host_reads(total):
+        state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
+        most = torch.finfo(total.dtype).max / workers
+        return total.div_(workers).nan_to_num_(nan=0.0, posinf=most, neginf=-most)
+    peak = divide(total, workers)
+    if _overflowed(peak, total.dtype, state):
+        most = torch.finfo(total.dtype).max / workers
+        total.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
+    return total
 
-    def _overflowed(self, peak: float, dtype: torch.dtype, state: MethodState) -> bool:
-        """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""
-        # A sum that was clipped on the way holds exactly the largest finite number.
-        if peak < torch.finfo(dtype).max:
-            return False
-        state.overflowed = True
-        state.refuse()
-        return not math.isfinite(peak)
+
+def _limited(total: Tensor, state: MethodState) -> Tensor:
+    """Clips and counts a sum that overflowed, here or on the way."""
+    if not host_reads(total):
+        state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
+        return total.nan_to_num(nan=0.0)
+    # A copy, since simulated workers may share received tensors.
+    return clip_overflow(total.clone()) if _overflowed(largest([total]), total.dtype, state) else total
+
+
+def _overflowed(peak: float, dtype: torch.dtype, state: MethodState) -> bool:
+    """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""
+    # A sum that was clipped on the way holds exactly the largest finite number.
+    if peak < torch.finfo(dtype).max:
+        return False
+    state.overflowed = True
+    state.refuse()
+    return not math.isfinite(peak)
 
 
 def _splittable() -> str:

@@ -281,15 +281,7 @@ class Accumulator:
             sparse.put(self.values, where, old)
         if self._errors or not whole:
             for where, old in reversed(self._log[:cuts]):
-                if not host_reads(old):
-                    settled = is_within(where, final)
-                    new = torch.where(settled, sparse.gather(self.values, where), 0 if whole else old)
-                    sparse.put(self.values, where, new)
-                    continue
-                places = within(where, final)
-                others = split(where, places)[1]
-                new = old.new_zeros(others.numel()) if whole else split(old, places)[1]
-                sparse.put(self.values, others, new)
+                _restore_unsettled(self.values, where, old, final, whole=whole)
         del self._errors[:cuts]
         self._log.clear()
 
@@ -330,6 +322,17 @@ class Accumulator:
         # Rounding may have increased magnitudes slightly.
         self.bound.value *= 1 + 4 * torch.finfo(self.values.dtype).eps
         self.bound.include(magnitude)
+
+
+def _restore_unsettled(values: Tensor, where: Tensor, old: Tensor, final: Tensor, *, whole: bool) -> None:
+    """Restores taken entries that are not in the final result, or sets them to zero if all taken ones are settled."""
+    if not host_reads(values):
+        new = torch.where(is_within(where, final), sparse.gather(values, where), 0 if whole else old)
+        sparse.put(values, where, new)
+        return
+    places = within(where, final)
+    others = split(where, places)[1]
+    sparse.put(values, others, old.new_zeros(others.numel()) if whole else split(old, places)[1])
 
 
 def _difference(values: Tensor, rounded: Tensor) -> Tensor:

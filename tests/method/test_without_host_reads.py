@@ -44,6 +44,12 @@ KNOWN: dict[str, tuple[dict[str, Any], Known]] = {
 }
 
 
+@pytest.fixture(autouse=True)
+def portable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling the kernels of the CPU would take longer than the tests."""
+    monkeypatch.setenv("SPARDL_KERNELS", "portable")
+
+
 def method(name: str) -> Method:
     return spardl.make_method("quantized" if name.startswith("int") else name, **KNOWN[name][0])
 
@@ -131,8 +137,7 @@ def assert_same_on_both(made: Method, dtype: torch.dtype, harm: str) -> None:
 
 
 @pytest.mark.parametrize("harm", ["none", "nan", "overflow", "zeros"])
-def test_spardl_has_the_bits_of_the_cpu(harm: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARDL_KERNELS", "portable")
+def test_spardl_has_the_bits_of_the_cpu(harm: str) -> None:
     assert_same_on_both(method("spardl"), torch.float32, harm)
 
 
@@ -140,8 +145,7 @@ def test_spardl_has_the_bits_of_the_cpu(harm: str, monkeypatch: pytest.MonkeyPat
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", [name for name in KNOWN if name != "powersgd"])
-def test_all_methods_have_the_bits_of_the_cpu(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARDL_KERNELS", "portable")
+def test_all_methods_have_the_bits_of_the_cpu(name: str, dtype: torch.dtype) -> None:
     for harm in ("none", "nan", "overflow", "zeros"):
         assert_same_on_both(method(name), dtype, harm)
 
@@ -159,10 +163,7 @@ def test_all_methods_have_the_bits_of_the_cpu(name: str, dtype: torch.dtype, mon
         ("topkdsa", {}),
     ],
 )
-def test_other_forms_have_the_bits_of_the_cpu(
-    name: str, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SPARDL_KERNELS", "portable")
+def test_other_forms_have_the_bits_of_the_cpu(name: str, options: dict[str, Any]) -> None:
     assert_same_on_both(spardl.make_method(name, **{"density": 0.02, **options}), torch.float32, "none")
 
 

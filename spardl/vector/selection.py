@@ -407,16 +407,16 @@ def _largest_unread(values: Tensor, ranges: Parts) -> Chosen:
 
 def _rows_unread(values: Tensor, ranges: Parts) -> Tensor:
     """Largest entries of the rows of a matrix; ties go to the lowest positions."""
-    matrix = values[ranges.start : ranges.start + ranges.length].view(len(ranges), -1).abs()
-    length, most = matrix.shape[1], int(ranges.columns[2].max())
-    # A stable order keeps ties in the order of positions.
-    order = matrix.sort(dim=1, descending=True, stable=True).indices[:, :most]
-    wanted = torch.from_numpy(ranges.columns[2]).to(values.device, non_blocking=True)
-    rank = torch.arange(most, device=values.device)
-    starts = torch.arange(len(ranges), device=values.device)[:, None] * length
-    # Positions that are not wanted sort to the end.
-    found = torch.where(rank < wanted[:, None], order + starts, values.numel()).view(-1).sort().values
-    return found[: ranges.wanted].add_(ranges.start)
+    magnitude = values[ranges.start : ranges.start + ranges.length].view(len(ranges), -1).abs()
+    wanted = ranges.columns[2]
+    count = torch.from_numpy(wanted).to(values.device, non_blocking=True)[:, None]
+    top = magnitude.topk(max(1, int(wanted.max()))).values
+    least = top.gather(1, (count - 1).clamp_(min=0)).masked_fill_(count == 0, math.inf)
+    above, ties = magnitude > least, magnitude == least
+    first = ties.cumsum(1, dtype=torch.int32) <= count - above.sum(1, keepdim=True)
+    # An infinite entry must not pass as a tie in a row that selects nothing.
+    chosen = (above | (ties & first)) & (count > 0)
+    return torch.nonzero_static(chosen.view(-1), size=ranges.wanted).squeeze(1).add_(ranges.start)
 
 
 class GpuFinder(PortableFinder):

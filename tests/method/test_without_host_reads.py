@@ -11,8 +11,8 @@ from torch import Tensor
 
 import spardl
 from spardl.method.method import Method
-from spardl.vector.layout import Layout
-from spardl.vector.selection import top_k_unread
+from spardl.vector.layout import Layout, Part
+from spardl.vector.selection import PortableFinder, top_k_unread
 from spardl.vector.sparse import SparseVector, merge, merge_padded, top_padded
 from tests.emulated_gpu import DEVICE, Meter, emulated, measured, on_device, on_host, steps_of
 
@@ -158,6 +158,7 @@ def test_all_methods_have_the_bits_of_the_cpu(name: str, dtype: torch.dtype) -> 
         ("spardl", {"teams": 2}),
         ("spardl", {"teams": 2, "gather": "recursive"}),
         ("spardl", {"scope": "layer"}),
+        ("spardl", {"scope": "bucket", "bucket_entries": 40}),
         ("gtopk", {"variant": "doubling"}),
         ("spardl", {"density": 1.0}),
         ("topkdsa", {}),
@@ -173,6 +174,17 @@ def test_unread_selection_prefers_the_lowest_index(numbers: list[int], k: int) -
     magnitude = torch.tensor(numbers, dtype=torch.float32)
     order = sorted(range(len(numbers)), key=lambda index: (-numbers[index], index))
     assert top_k_unread(magnitude, k).tolist() == sorted(order[:k])
+
+
+def test_unread_rows_prefer_the_lowest_index() -> None:
+    """Eight rows with many equal entries, one that selects nothing and one that selects all."""
+    values = torch.randint(-3, 4, (8, 6), generator=torch.Generator().manual_seed(1)).float()
+    values[1] = torch.inf
+    wanted = [2, 0, 6, 1, 3, 5, 4, 2]
+    ranges = [Part(6 * row, 6 * row + 6, k) for row, k in enumerate(wanted)]
+    with emulated(Meter()):
+        found = on_host(PortableFinder().largest(on_device(values.view(-1)), ranges, []).positions)
+    assert found.tolist() == PortableFinder().largest(values.view(-1), ranges, []).positions.tolist()
 
 
 @pytest.mark.parametrize("k", [1, 2, 4])

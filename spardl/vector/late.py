@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,11 +44,8 @@ class LateConditions:
         self._lock = threading.Lock()
 
     # Locks do not support pickling, and copies that are under way belong to one process.
-    def __getstate__(self) -> dict[str, Any]:
-        return {}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__()  # type: ignore[misc]
+    def __reduce__(self) -> tuple[type[LateConditions], tuple[()]]:
+        return LateConditions, ()
 
     @property
     def waiting(self) -> int:
@@ -68,8 +65,11 @@ class LateConditions:
         host.copy_(stacked, non_blocking=True)
         event = None
         if stacked.is_cuda:
-            event = torch.cuda.Event()
-            event.record(torch.cuda.current_stream(stacked.device))
+            stream, event = torch.cuda.current_stream(stacked.device), torch.cuda.Event()
+            event.record(stream)
+            # Conditions on the gradient may come from the stream of the backward pass.
+            for each in conditions:
+                each.record_stream(stream)
         with self._lock:
             self._copies.append(_Copy(step, host, event))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from torch import Tensor
 
 import spardl
 from spardl.method.method import Method
+from spardl.vector.late import LateConditions
 from spardl.vector.layout import Layout, Part
 from spardl.vector.selection import PortableFinder, top_k_unread
 from spardl.vector.sparse import SparseVector, merge, merge_padded, top_padded
@@ -174,6 +176,24 @@ def test_unread_selection_prefers_the_lowest_index(numbers: list[int], k: int) -
     magnitude = torch.tensor(numbers, dtype=torch.float32)
     order = sorted(range(len(numbers)), key=lambda index: (-numbers[index], index))
     assert top_k_unread(magnitude, k).tolist() == sorted(order[:k])
+
+
+def test_late_conditions_are_read_once_in_order() -> None:
+    late = LateConditions()
+    late.send(1, [torch.tensor(True), torch.tensor(False)])
+    late.send(2, [torch.tensor(True)])
+    assert late.waiting == 2
+    assert list(late.read(wait=False)) == [(1, [True, False]), (2, [True])]
+    assert list(late.read(wait=True)) == []
+
+
+def test_copies_of_late_conditions_are_empty() -> None:
+    late = LateConditions()
+    late.send(1, [torch.tensor(False)])
+    twin = pickle.loads(pickle.dumps(late))
+    twin.send(2, [torch.tensor(True)])
+    assert list(twin.read(wait=True)) == [(2, [True])]
+    assert late.waiting == 1
 
 
 def test_unread_rows_prefer_the_lowest_index() -> None:

@@ -60,7 +60,7 @@ class MethodState:
         overflowed: Whether the last average was clipped; equal on all workers.
         candidates: Candidates for the largest entries of the memory; not saved, since no result depends on them.
         bound: Bound of the magnitudes in the memory, not used on a GPU; not saved.
-        conditions: Scalars on a GPU: whether all was finite so far in this step; not saved.
+        conditions: Bool tensors of shape () on a GPU: whether all was finite so far in this step; not saved.
         late: Earlier ``conditions`` that the host has not read yet; not saved.
     """
 

@@ -40,7 +40,7 @@ class Accumulator:
     Attributes:
         form: Format of messages that hold entries of the vector.
         overflowed: Whether a sum with received entries had to be clipped, if the host knows it without waiting.
-        finite: Scalars on a GPU: whether the sums of each addition were finite.
+        finite: Bool tensors of shape () on a GPU: whether the sums of each addition were finite.
     """
 
     def __init__(

@@ -57,7 +57,7 @@ class LateConditions:
 
         Args:
             step: Number of the step, counted from 1.
-            conditions: Bool scalars on the device, at least one.
+            conditions: Bool tensors of shape () on the device, at least one.
         """
         stacked = torch.stack(list(conditions))
         # Only a copy to pinned memory returns before the device is done.

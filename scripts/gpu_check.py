@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, TypeAlias
@@ -101,16 +102,19 @@ def select(device: torch.device, entries: int, turns: int) -> list[dict[str, Any
         random = torch.Generator(device).manual_seed(1)
         gradients = [torch.randn(entries, generator=random, device=device).to(dtype) for _ in range(2)]
         steps, target = Steps(gradients, DENSITY), torch.empty_like(gradients[0])
-        kept = max(1, round(DENSITY * entries))
         works: dict[str, Callable[[], object]] = {
             "select": steps.step,
-            "topk": lambda own=gradients[0], k=kept: own.abs().topk(k, sorted=False),
-            "copy": lambda own=gradients[0], to=target: to.copy_(own),
+            "topk": partial(_top, gradients[0], max(1, round(DENSITY * entries))),
+            "copy": partial(target.copy_, gradients[0]),
         }
         seconds = {name: timed(device, work, turns) for name, work in works.items()}
         exact = steps.is_exact()
         found.append({"entries": entries, "dtype": str(dtype).removeprefix("torch."), "exact": exact, **seconds})
     return found
+
+
+def _top(values: Tensor, k: int) -> Tensor:
+    return values.abs().topk(k, sorted=False).indices
 
 
 def synchronize(device: torch.device, entries: int, turns: int) -> list[dict[str, Any]]:
@@ -151,7 +155,7 @@ def _synchronization_of(method: Method, cluster: ProcessGroupCluster, layout: La
     return step
 
 
-def train(device: torch.device, sizes: dict[str, int], turns: int) -> list[dict[str, Any]]:
+def train(device: torch.device, sizes: Mapping[str, Any], turns: int) -> list[dict[str, Any]]:
     """Seconds of a training step, and its peak memory, by way to average."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook  # noqa: PLC0415
 
@@ -254,7 +258,7 @@ def run(arguments: argparse.Namespace, place: Place, save: Callable[[str, Any], 
     judge = judge_on(place.device)
     turns, sizes = arguments.turns, SMALL if arguments.small else BIG
     if "selection" in arguments.sections:
-        measured = [shared(place, 1, lambda device, n=n: select(device, n, turns))[0] for n in arguments.entries]
+        measured = [shared(place, 1, partial(select, entries=n, turns=turns))[0] for n in arguments.entries]
         rows = [row for each in measured for row in each]
         report_selection(judge, rows)
         save("selection", rows)

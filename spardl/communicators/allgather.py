@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spardl.communicators.base import Communicator, Synchronization
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import Bounds, Combination, Context, Cost, Phase, Program, State, log2_ceil, whole_team
 from spardl.vector.norms import host_reads
@@ -46,7 +46,7 @@ class AllGather(Communicator[SparseCompressor, State]):
         context, compressor = sync.context, sync.compressor
         own = sync.accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
         team, capacity = whole_team(context.worker), compressor.capacity(context)
-        courier = Courier.of(sync.accumulated, full=compressor.fills)
+        courier = BlockExchange.of(sync.accumulated, full=compressor.fills)
         if capacity is None:
             # Receivers allocate their buffers in advance, so they need the counts before the entries.
             slots = yield from courier.slots_of(team, own, [own.length] * team.size)

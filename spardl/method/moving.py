@@ -14,14 +14,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_kind
+from spardl.basics.checks import check_type
 from spardl.basics.errors import ConfigError
 from spardl.compressors.budget import Budget
 from spardl.method.method import Method
 from spardl.method.momentum import AdamMomentum, AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
 from spardl.method.residuals import ErrorFeedback
 
-__all__ = ["Trained", "applied_twice", "check_moved", "coupled_decay", "definite", "rule_of", "trained_moments"]
+__all__ = [
+    "ConvertedMoments",
+    "check_local_update",
+    "convert_moments",
+    "coupled_decay",
+    "double_momentum_warning",
+    "resolve_momentum",
+    "rule_of",
+]
 
 _Group = Mapping[str, Any]
 
@@ -56,7 +64,7 @@ _REQUIRED_OPTIONS: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
+def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
     """Replaces ``momentum=auto`` by the local update that works best with an optimizer.
 
     Args:
@@ -72,7 +80,7 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam are set for
             another optimizer.
     """
-    check_kind("optimizer", optimizer, torch.optim.Optimizer, optional=True)
+    check_type("optimizer", optimizer, torch.optim.Optimizer, optional=True)
     if not isinstance(method.momentum, AutoMomentum):
         return method
     rule = rule_of(optimizer) if optimizer else OptimizerMomentum()
@@ -98,7 +106,7 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
 
-def applied_twice(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
+def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
     """Checks whether momentum is applied twice: by the compressor, whose averages are running means, and the optimizer.
 
     Args:
@@ -121,7 +129,7 @@ def applied_twice(method: Method, optimizer: torch.optim.Optimizer) -> str | Non
     )
 
 
-def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
+def check_local_update(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
     """Checks that a local update replaces the momentum of an optimizer.
 
     Args:
@@ -185,7 +193,7 @@ def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
     return float(group["weight_decay"]) if coupled else 0.0
 
 
-class Trained(NamedTuple):
+class ConvertedMoments(NamedTuple):
     """Moments of one parameter, converted from the state of a trained optimizer; empty tensors where it has none.
 
     Attributes:
@@ -197,9 +205,9 @@ class Trained(NamedTuple):
     variance: Tensor
 
 
-def trained_moments(
+def convert_moments(
     momentum: Momentum, group: _Group, state: Mapping[str, Any], like: Tensor, updates: int
-) -> Trained | None:
+) -> ConvertedMoments | None:
     """Converts the state of a trained optimizer for one parameter into moments that a worker can continue with.
 
     A running mean with share ``b`` after ``t`` steps estimates ``mean / (1 - b**t)``. The worker may use another share,
@@ -218,7 +226,7 @@ def trained_moments(
     empty = like.new_empty(0)
     if not isinstance(momentum, AdamMomentum):
         buffer = state.get("momentum_buffer")
-        return Trained((torch.zeros_like(like) if buffer is None else buffer).reshape(-1), empty)
+        return ConvertedMoments((torch.zeros_like(like) if buffer is None else buffer).reshape(-1), empty)
     if not {"step", "exp_avg", "exp_avg_sq"} <= state.keys():
         return None
     steps = int(state["step"])
@@ -228,4 +236,4 @@ def trained_moments(
         (1 - mine**updates) / (1 - theirs**steps) for mine, theirs in zip(momentum.betas, group["betas"], strict=True)
     )
     velocity = state["exp_avg"].reshape(-1) * first if momentum.betas[0] else empty
-    return Trained(velocity, state["exp_avg_sq"].reshape(-1) * second)
+    return ConvertedMoments(velocity, state["exp_avg_sq"].reshape(-1) * second)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spardl.vector.kernels import compiled
-from spardl.vector.norms import Magnitudes, clip_overflow, host_reads, largest
+from spardl.vector.norms import Magnitudes, clip_overflow, host_reads, largest_magnitude
 from spardl.vector.selection import top_k, top_k_unread
 
 __all__ = [
@@ -86,7 +86,7 @@ def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor)
             values[kept] = stays.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
             return 0.0
         values[kept] = stays
-        return largest([stays])
+        return largest_magnitude([stays])
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     raw, own, magnitudes = _raw(values), kept.numpy(), Magnitudes.of(values.dtype)
@@ -132,7 +132,7 @@ def add(values: Tensor, positions: Tensor, amounts: Tensor) -> tuple[Tensor, flo
     if not compiled(values) or values.itemsize == 2:
         before = values[positions]
         values[positions] = before + amounts
-        return before, largest([amounts])
+        return before, largest_magnitude([amounts])
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     before = values.new_empty(positions.numel())

@@ -21,8 +21,8 @@ from spardl.method import (
     OptimizerMomentum,
     SgdMomentum,
 )
-from spardl.method.moving import coupled_decay, definite
-from spardl.schedules.plain import PlainSteps
+from spardl.method.moving import coupled_decay, resolve_momentum
+from spardl.schedules.apply_update import ApplyUpdate
 
 AUTO = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AutoMomentum())
 
@@ -49,7 +49,7 @@ def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.
 def test_momentum_of_the_optimizer_becomes_local(
     kind: type[torch.optim.Optimizer], options: dict[str, Any], momentum: object, decay: float | None
 ) -> None:
-    found = definite(AUTO, optimizer(kind, **options))
+    found = resolve_momentum(AUTO, optimizer(kind, **options))
     assert type(found.momentum) is type(momentum)
     assert found.momentum == momentum or not momentum.moved
     assert found.residual.decay == decay
@@ -72,7 +72,7 @@ def test_momentum_of_the_optimizer_becomes_local(
 )
 def test_chosen_scope_is_kept(compressor: Any, scope: str) -> None:
     method = spardl.Method(compressor, AllGather(), LocalResidual(), AutoMomentum())
-    found = definite(method, optimizer(torch.optim.AdamW))
+    found = resolve_momentum(method, optimizer(torch.optim.AdamW))
     assert found.compressor == compressor
     assert found.compressor.scope == scope
     assert found.momentum == AdamMomentum((0.0, 0.95))
@@ -80,12 +80,12 @@ def test_chosen_scope_is_kept(compressor: Any, scope: str) -> None:
 
 def test_chosen_decay_is_kept() -> None:
     method = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(0.5), AutoMomentum())
-    assert definite(method, optimizer(torch.optim.AdamW)).residual == GlobalResidual(0.5)
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)).residual == GlobalResidual(0.5)
 
 
 def test_chosen_beta2_is_kept() -> None:
     method = spardl.make_method("spardl", beta2=0.99)
-    assert definite(method, optimizer(torch.optim.AdamW)).momentum == AdamMomentum((0.0, 0.99))
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)).momentum == AdamMomentum((0.0, 0.99))
 
 
 @pytest.mark.parametrize(
@@ -93,13 +93,13 @@ def test_chosen_beta2_is_kept() -> None:
 )
 def test_beta2_without_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        definite(spardl.make_method("spardl", beta2=0.99), optimizer(kind, lr=0.1) if kind else None)
+        resolve_momentum(spardl.make_method("spardl", beta2=0.99), optimizer(kind, lr=0.1) if kind else None)
 
 
 def test_chosen_update_scale_is_kept() -> None:
     method = spardl.make_method("spardl", update_scale="measured")
     expected = AdamMomentum((0.0, 0.99), update_scale="measured")
-    assert definite(method, optimizer(torch.optim.AdamW)).momentum == expected
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)).momentum == expected
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,15 @@ def test_chosen_update_scale_is_kept() -> None:
 )
 def test_update_scale_without_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        definite(spardl.make_method("spardl", update_scale="measured"), optimizer(kind, lr=0.1) if kind else None)
+        resolve_momentum(
+            spardl.make_method("spardl", update_scale="measured"), optimizer(kind, lr=0.1) if kind else None
+        )
 
 
 def test_other_momenta_are_kept() -> None:
     method = spardl.Method(AUTO.compressor, AUTO.communicator, AUTO.residual, LocalMomentum())
-    assert definite(method, optimizer(torch.optim.AdamW)) is method
-    assert type(definite(AUTO, None).momentum) is OptimizerMomentum
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)) is method
+    assert type(resolve_momentum(AUTO, None).momentum) is OptimizerMomentum
 
 
 @pytest.mark.parametrize(
@@ -126,7 +128,7 @@ def test_other_momenta_are_kept() -> None:
 )
 def test_unsupported_optimizers_are_refused(kind: type[torch.optim.Optimizer], options: Any, words: str) -> None:
     with pytest.raises(ConfigError) as error:
-        definite(AUTO, optimizer(kind, **options))
+        resolve_momentum(AUTO, optimizer(kind, **options))
     assert words in str(error.value)
     text = str(error.value)
     assert 0 < text.index("bf16 or int8") < text.index("recipe=published")
@@ -136,7 +138,7 @@ def test_factor_with_a_plain_optimizer() -> None:
     """The optimizer is unchanged, with factor 0."""
     weights = nn.Parameter(torch.ones(3))
     made = torch.optim.SGD([weights], lr=0.5)
-    steps = PlainSteps(made, SgdMomentum(0.9))
+    steps = ApplyUpdate(made, SgdMomentum(0.9))
     for _ in range(2):
         weights.grad = torch.ones(3)
         made.step()

@@ -13,7 +13,7 @@ from torch import Tensor
 import spardl
 from spardl.method.method import Method
 from spardl.vector.late import LateConditions
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Range
 from spardl.vector.selection import PortableFinder, top_k_unread
 from spardl.vector.sparse import SparseVector, merge, merge_padded, top_padded
 from tests.emulated_gpu import DEVICE, Meter, emulated, measured, on_device, on_host, steps_of
@@ -201,7 +201,7 @@ def test_unread_rows_prefer_the_lowest_index() -> None:
     values = torch.randint(-3, 4, (8, 6), generator=torch.Generator().manual_seed(1)).float()
     values[1] = torch.inf
     wanted = [2, 0, 6, 1, 3, 5, 4, 2]
-    ranges = [Part(6 * row, 6 * row + 6, k) for row, k in enumerate(wanted)]
+    ranges = [Range(6 * row, 6 * row + 6, k) for row, k in enumerate(wanted)]
     with emulated(Meter()):
         found = on_host(PortableFinder().largest(on_device(values.view(-1)), ranges, []).positions)
     assert found.tolist() == PortableFinder().largest(values.view(-1), ranges, []).positions.tolist()

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Program, Team
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.norms import host_reads
@@ -36,9 +36,9 @@ class Target(NamedTuple):
     full: bool = False
 
     @property
-    def courier(self) -> Courier:
+    def courier(self) -> BlockExchange:
         """Transport of the blocks."""
-        return Courier.of(self.accumulated, full=self.full)
+        return BlockExchange.of(self.accumulated, full=self.full)
 
     def add_up(self, blocks: Sequence[SparseVector], holders: int) -> SparseVector:
         """Sums blocks and keeps the largest entries; the vector takes this worker's share of the other entries.

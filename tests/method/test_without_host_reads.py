@@ -16,7 +16,7 @@ from spardl.vector.late import LateConditions
 from spardl.vector.layout import Layout, Range
 from spardl.vector.selection import PortableFinder, top_k_unread
 from spardl.vector.sparse import SparseVector, merge, merge_padded, top_padded
-from tests.emulated_gpu import DEVICE, Meter, emulated, measured, on_device, on_host, steps_of
+from tests.support.emulated_gpu import DEVICE, Meter, emulated, measured, on_device, on_host, steps_of
 
 LAYOUT = Layout.of([(30, 40), (40,), (24, 20), (20,)])
 BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}

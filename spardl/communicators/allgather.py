@@ -14,8 +14,9 @@ from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.transfer import BlockExchange
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import Bounds, Combination, Context, Cost, Phase, Program, State, log2_ceil, whole_team
+from spardl.vector.norms import host_reads
 from spardl.vector.packing import Slot
-from spardl.vector.sparse import Sum, merge
+from spardl.vector.sparse import Sum, merge, merge_padded
 
 __all__ = ["METHODS", "AllGather"]
 
@@ -44,14 +45,12 @@ class AllGather(Communicator[SparseCompressor, State]):
         yield Phase.SELECT
         context, compressor = sync.context, sync.compressor
         own = sync.accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
-        team, capacity, courier = (
-            whole_team(context.worker),
-            compressor.capacity(context),
-            BlockExchange.of(sync.accumulated),
-        )
+        team, capacity = whole_team(context.worker), compressor.capacity(context)
+        courier = BlockExchange.of(sync.accumulated, full=compressor.fills)
         if capacity is None:
             # Receivers allocate their buffers in advance, so they need the counts before the entries.
             slots = yield from courier.slots_of(team, own, [own.length] * team.size)
         else:
             slots = [Slot(capacity, own.length)] * team.size
-        return merge((yield from courier.all_gather(team, own, slots)))
+        blocks = yield from courier.all_gather(team, own, slots)
+        return merge(blocks) if host_reads(own.values) or not compressor.fills else merge_padded(blocks)

@@ -7,6 +7,7 @@ ceil(log2 P) rounds and 2w(P-1)/P words per worker, for a vector that takes w wo
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ from spardl.protocol.programs import (
     whole_team,
 )
 from spardl.vector.layout import Layout
-from spardl.vector.norms import largest_magnitude
+from spardl.vector.norms import host_reads, largest_magnitude
 from spardl.vector.sparse import Sum
 
 __all__ = ["AllReduceCodes"]
@@ -178,7 +179,12 @@ def _reduce_scatter(sync: Synchronization[CodeCompressor, SumState], blocks: Seq
         )
     yield Phase.MERGE
     work(team.size)
-    peak, limit = largest_magnitude([total]), torch.finfo(total.dtype).max
+    limit = torch.finfo(total.dtype).max
+    if not host_reads(total):
+        # Clamping finite sums changes nothing, and the bound of the residual is not used on a GPU.
+        total.clamp_(-limit, limit)
+        return math.inf
+    peak = largest_magnitude([total])
     if peak > limit:
         # An infinite sum has no code. The method recognizes the clamped value as an overflow.
         total.clamp_(-limit, limit)

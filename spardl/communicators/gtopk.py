@@ -24,7 +24,6 @@ from typing import NamedTuple, TypeAlias
 from spardl.basics.checks import check_choice
 from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.doubling import Target, recursive_doubling
-from spardl.communicators.steps.transfer import BlockExchange
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import (
     Bounds,
@@ -99,12 +98,12 @@ def folded_doubling(team: Team, own: SparseVector, target: Target) -> Program[Sp
 
 def _send(to: int, block: SparseVector, target: Target) -> Program[None]:
     yield Phase.PACK
-    yield Exchange([BlockExchange.of(target.accumulated).send(to, block, target.slot)], [])
+    yield Exchange([target.courier.send(to, block, target.slot)], [])
 
 
 def _receive(source: int, target: Target) -> Program[SparseVector]:
     yield Phase.PACK
-    courier = BlockExchange.of(target.accumulated)
+    courier = target.courier
     (message,) = yield Exchange([], [courier.receive(source, target.slot)])
     block = courier.open(message, target.slot)
     yield Phase.MERGE
@@ -176,5 +175,5 @@ class GTopk(Communicator[SparseCompressor, State]):
         yield Phase.SELECT
         whole = sync.compressor.whole(sync.context)
         own = sync.accumulated.take([whole], sync.compressor.selector(sync.context, sync.compression))
-        target = Target(sync.accumulated, 0, Slot(whole.k, own.length))
+        target = Target(sync.accumulated, 0, Slot(whole.k, own.length), sync.compressor.fills)
         return (yield from VARIANTS[self.variant].add_up(whole_team(sync.context.worker), own, target))

@@ -161,7 +161,9 @@ def srs_rounds(size: int) -> list[tuple[int, int]]:
     return [(distance, min(distance, size - distance)) for distance in distances]
 
 
-def spar_reduce_scatter(team: Team, accumulated: Accumulator, blocks: Blocks, select: Select) -> Program[None]:
+def spar_reduce_scatter(
+    team: Team, accumulated: Accumulator, blocks: Blocks, select: Select, *, full: bool = False
+) -> Program[None]:
     """Sums every block at the member whose position is the number of the block.
 
     Afterwards the vector holds this member's own block fully reduced, and the dropped entries of all other blocks.
@@ -171,8 +173,9 @@ def spar_reduce_scatter(team: Team, accumulated: Accumulator, blocks: Blocks, se
         accumulated: Vector of this member.
         blocks: Division of the vector into blocks.
         select: Selection of the entries to keep.
+        full: Whether it always selects as many entries as a block may keep.
     """
-    courier = BlockExchange.of(accumulated)
+    courier = BlockExchange.of(accumulated, full=full)
     for distance, size in srs_rounds(team.size):
         outgoing, incoming = (
             _cyclic_blocks(blocks, team.at(distance), size),
@@ -203,12 +206,14 @@ class ReducedBlock(NamedTuple):
         start: First position of the block.
         slot: Length of the block, and the most entries of the result.
         select: Selection of entries.
+        full: Whether it always selects as many entries as asked for.
     """
 
     accumulated: Accumulator
     start: int
     slot: Slot
     select: Select
+    full: bool = False
 
     def take(self, k: int) -> SparseVector:
         """Removes the k largest entries of the block from the vector and returns them."""
@@ -224,7 +229,7 @@ def _shard(block: SparseVector, own: ReducedBlock, peers: Team) -> SparseVector:
 
 def recursive_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
     """R-SAG: recursive doubling over a power of two of teams; every round selects k_b entries again."""
-    target = Target(own.accumulated, own.start, own.slot)
+    target = Target(own.accumulated, own.start, own.slot, own.full)
     return (yield from recursive_doubling(peers, own.take(own.slot.capacity), target))
 
 
@@ -235,7 +240,7 @@ def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[
         return own.take(capacity)
     # A block that is kept whole leaves nothing to choose, and density 1 must lose nothing: h is not adapted then.
     h = capacity if capacity == own.slot.length else state.start(capacity, peers.size)
-    courier, slots = BlockExchange.of(own.accumulated), [Slot(h, own.slot.length)] * peers.size
+    courier, slots = BlockExchange.of(own.accumulated, full=own.full), [Slot(h, own.slot.length)] * peers.size
     # ``merge`` adds in the order of teams on every worker; another order could change the last bit of a sum.
     union = merge((yield from courier.all_gather(peers, own.take(h), slots)))
     state.adapt(len(union), capacity, peers.size)
@@ -344,9 +349,12 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
 
         blocks = self._blocks(sync.context, sync.compressor, size)
         select = sync.compressor.selector(sync.context, sync.compression)
-        yield from spar_reduce_scatter(team, accumulated, blocks, select)
+        full = sync.compressor.fills
+        yield from spar_reduce_scatter(team, accumulated, blocks, select, full=full)
         yield Phase.SELECT
-        own = ReducedBlock(accumulated, blocks.parts[team.position].start, blocks.slots[team.position], select)
+        own = ReducedBlock(accumulated, blocks.parts[team.position].start, blocks.slots[team.position], select, full)
         block = yield from GATHERS[self.gather].run(peers, own, sync.state)
         yield Boundary(_shard(block, own, peers))
-        return (yield from BlockExchange.of(accumulated).all_gather_joined(team, block, blocks.slots))
+        # A union of the entries of several teams can hold fewer entries than the slot.
+        filled = full and (self.teams == 1 or self.gather == "recursive")
+        return (yield from BlockExchange.of(accumulated, full=filled).all_gather_joined(team, block, blocks.slots))

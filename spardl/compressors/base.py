@@ -89,10 +89,16 @@ class Compressor(ABC):
 
 
 class SparseCompressor(Compressor):
-    """Base class of compressors that select entries of a vector."""
+    """Base class of compressors that select entries of a vector.
+
+    Attributes:
+        fills: Whether it always selects exactly as many entries of a range as asked for, so that the number of entries
+            is known without reading it from a GPU.
+    """
 
     mass = Mass.LEFT
     sparsifies = True
+    fills: ClassVar[bool] = False
 
     def capacity(self, context: Context) -> int | None:
         """Maximum number of selected entries in ``context``; ``None`` if it is known only after the selection."""

@@ -27,6 +27,7 @@ class TopK(BudgetedCompressor):
     name = "topk"
     chunks_updates = True
     output = Output.AT_MOST_K
+    fills = True
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
         """Selects the k largest entries exactly; ties go to the lowest index."""

@@ -95,6 +95,7 @@ def all_reduce(
         average = torch.empty_like(state.memory)
         write(total, average)
         residual = state.memory.clone() if made.residual.remembers else torch.zeros_like(average)
+    state.catch_up()
     line = NonFiniteReports(cluster.size).notice({cluster.local_ranks[0]: NonFiniteCounts.of([state])})
     if line:
         warnings.warn(f"spardl: {line}.", stacklevel=2)

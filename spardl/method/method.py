@@ -27,13 +27,17 @@ from spardl.method.warmup import Warmup
 from spardl.protocol.programs import Boundary, Context, Cost, Phase, Program, State, Step, Worker, describe
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
+from spardl.vector.late import LateConditions
 from spardl.vector.layout import Layout
-from spardl.vector.norms import Bound, clip_overflow, divide, largest_magnitude
+from spardl.vector.norms import Bound, clip_overflow, divide, host_reads, largest_magnitude, peak_of
 from spardl.vector.packing import NIBBLE, Slot, message_words
 from spardl.vector.sparse import SparseVector, Sum, within
 from spardl.vector.wire import EXACT, Wire
 
 __all__ = ["Method", "MethodState"]
+
+# Steps whose conditions may wait on their way from a GPU before they are read.
+_MOST_LATE = 64
 
 
 # State of one worker between synchronizations.
@@ -55,7 +59,9 @@ class MethodState:
         refused_last: Last of these steps, counted from 1; 0 if there was none since the state was created. Not saved.
         overflowed: Whether the last average was clipped; equal on all workers.
         candidates: Candidates for the largest entries of the memory; not saved, since no result depends on them.
-        bound: Bound of the magnitudes in the memory; not saved.
+        bound: Bound of the magnitudes in the memory, not used on a GPU; not saved.
+        conditions: Bool tensors of shape () on a GPU: whether all was finite so far in this step; not saved.
+        late: Earlier ``conditions`` that the host has not read yet; not saved.
     """
 
     layout: Layout
@@ -69,12 +75,44 @@ class MethodState:
     overflowed: bool = False
     candidates: Candidates = field(default_factory=Candidates)
     bound: Bound = field(default_factory=Bound)
+    conditions: list[Tensor] = field(default_factory=list)
+    late: LateConditions = field(default_factory=LateConditions)
 
     def refuse(self) -> None:
         """Counts the current step as one with a skipped or clipped gradient, at most once."""
-        if self.refused_last != self.step + 1:
+        self._refuse_in(self.step + 1)
+
+    def _refuse_in(self, step: int) -> None:
+        if self.refused_last != step:
             self.refused += 1
-            self.refused_last = self.step + 1
+            self.refused_last = step
+
+    def send_conditions(self, total: Tensor | None) -> None:
+        """Ends a step on a GPU: sends all conditions to the host.
+
+        Args:
+            total: Whether the average was not clipped, as a scalar on the GPU; ``None`` if it cannot be clipped.
+        """
+        found = [*self.conditions, *([] if total is None else [total])]
+        if found:
+            # The number of the other conditions tells the reader whether the last one describes the average.
+            self.late.send(self.step + 1, [*found, found[-1] if total is not None else torch.ones_like(found[-1])])
+        self.conditions = []
+        # Handles read them in every step; without a reader they must not pile up.
+        if self.late.waiting > _MOST_LATE:
+            self.catch_up(wait=False)
+
+    def catch_up(self, *, wait: bool = True) -> None:
+        """Updates the counts of refused steps and ``overflowed`` from a GPU.
+
+        Args:
+            wait: Whether to wait for the last steps; otherwise they may be counted later.
+        """
+        for step, values in self.late.read(wait=wait):
+            if not all(values):
+                self._refuse_in(step)
+            if step == self.step:
+                self.overflowed = not values[-1]
 
     def change(self, factor: float = 1.0, more: Tensor | None = None) -> None:
         """Changes residual and moments between two steps.
@@ -83,6 +121,7 @@ class MethodState:
             factor: Factor of everything in the unit of gradients.
             more: Finite vector to add to the residual, shape (n,).
         """
+        self.catch_up()
         if more is not None:
             self.memory.add_(more)
         if factor != 1:
@@ -97,6 +136,7 @@ class MethodState:
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state as plain data; residual and moments are shared, not copied."""
+        self.catch_up()
         more = {"variance": self.moments.variance, "updates": self.moments.updates}
         return {
             "memory": self.memory,
@@ -156,6 +196,7 @@ class MethodState:
             ValueError: If a value has another type or length; nothing is changed.
         """
         self.check(values)
+        self.catch_up()
         for mine, saved in self._vectors(values).values():
             mine.copy_(saved)
         self.moments.updates = values.get("updates", 0)
@@ -393,6 +434,11 @@ class Method:
         """
         if gradient.shape != state.memory.shape:
             raise ValueError(f"gradient has {gradient.numel()} entries, expected {state.memory.numel()}")
+        if self._is_unread(gradient):
+            self._accumulate_unread(gradient, state)
+            if clear:
+                gradient.zero_()
+            return
         # In a residual or a velocity, a NaN would come back in every step; a selection could lose it.
         peak = 0.0 if self._passes_nonfinite else largest_magnitude([gradient])
         if math.isfinite(peak):
@@ -402,6 +448,23 @@ class Method:
             state.refuse()
         if clear:
             gradient.zero_()
+
+    def _is_unread(self, gradient: Tensor) -> bool:
+        """Whether a gradient is accumulated without reading a value on the host."""
+        # Skipping a gradient must not change moments either, so the host decides if there are any.
+        finite_only = self.residual.remembers and not self._passes_nonfinite
+        return not host_reads(gradient) and finite_only and not self.momentum.remembers
+
+    def _accumulate_unread(self, gradient: Tensor, state: MethodState) -> None:
+        memory, limits = state.memory, torch.finfo(state.memory.dtype)
+        finite = peak_of(gradient) < math.inf
+        # Adding -0 leaves every number as it is.
+        usable = torch.where(finite, self.momentum.apply(gradient, state.moments), -0.0)
+        self.residual.accumulate(memory, usable, state.candidates)
+        state.conditions += [finite, peak_of(memory) < math.inf]
+        # As in ``Bound``: below the largest number, which marks a sum over workers that was clipped.
+        most = limits.max * (1 - limits.eps)
+        memory.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
 
     def _apply(self, gradient: Tensor, peak: float, state: MethodState, *, clear: bool) -> bool:
         """Adds a gradient with magnitudes of at most ``peak``; returns whether it still has to be cleared."""
@@ -456,6 +519,8 @@ class Method:
         state.overflowed = False
         warm = state.step < self.warmup.steps
         average = yield from (self._run_dense(worker, state) if warm else self._run(worker, state, into))
+        if state.conditions:
+            state.send_conditions(None)
         state.step += 1
         return average
 
@@ -464,7 +529,7 @@ class Method:
         total = yield from self.warmup.communicator.total(worker, state.memory.clone())
         state.memory.zero_()
         state.bound.value = 0.0
-        return self._divided(total, worker.size, state)
+        return _divided(total, worker.size, state, carries=self.carries)
 
     def _run(self, worker: Worker, state: MethodState, into: Tensor | None) -> Program[Sum]:
         context = Context(worker, state.layout, state.step - self.warmup.steps)
@@ -477,42 +542,52 @@ class Method:
         if not isinstance(total, SparseVector):
             if self.residual.remembers:
                 accumulated.forget_overflows()
-            return self._divided(total, worker.size, state)
+            return _divided(total, worker.size, state, carries=self.carries)
         if self.momentum.masks:
             # Entries that are missing from the result return to the residual, so they do not count as sent.
             taken = accumulated.taken()
             self.momentum.mask(state.moments.velocity, taken[within(taken, total.indices)])
         if accumulated.overflowed:
             state.refuse()
+        state.conditions += accumulated.finite
         self.residual.keep(accumulated, total.indices)
         scaled = self.residual.scale(total, self.compressor.parts(context))
-        return SparseVector(scaled.indices, self._limited(scaled.values, state), scaled.length).divided(worker.size)
+        return SparseVector(scaled.indices, _limited(scaled.values, state), scaled.length).divided(worker.size)
 
-    def _divided(self, total: Tensor, workers: int, state: MethodState) -> Tensor:
-        """Divides a dense sum in place, and clips it if it overflowed."""
-        if not self.carries:
-            # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
-            return total.div_(workers)
-        peak = divide(total, workers)
-        if self._overflowed(peak, total.dtype, state):
-            most = torch.finfo(total.dtype).max / workers
-            total.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
-        return total
 
-    def _limited(self, total: Tensor, state: MethodState) -> Tensor:
-        """Clips and counts a sum that overflowed, here or on the way."""
-        # A copy, since simulated workers may share received tensors.
-        overflowed = self._overflowed(largest_magnitude([total]), total.dtype, state)
-        return clip_overflow(total.clone()) if overflowed else total
+def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) -> Tensor:
+    """Divides a dense sum in place, and clips it if it overflowed."""
+    if not carries:
+        # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
+        return total.div_(workers)
+    if not host_reads(total):
+        state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
+        most = torch.finfo(total.dtype).max / workers
+        return total.div_(workers).nan_to_num_(nan=0.0, posinf=most, neginf=-most)
+    peak = divide(total, workers)
+    if _overflowed(peak, total.dtype, state):
+        most = torch.finfo(total.dtype).max / workers
+        total.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
+    return total
 
-    def _overflowed(self, peak: float, dtype: torch.dtype, state: MethodState) -> bool:
-        """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""
-        # A sum that was clipped on the way holds exactly the largest finite number.
-        if peak < torch.finfo(dtype).max:
-            return False
-        state.overflowed = True
-        state.refuse()
-        return not math.isfinite(peak)
+
+def _limited(total: Tensor, state: MethodState) -> Tensor:
+    """Clips and counts a sum that overflowed, here or on the way."""
+    if not host_reads(total):
+        state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
+        return total.nan_to_num(nan=0.0)
+    # A copy, since simulated workers may share received tensors.
+    return clip_overflow(total.clone()) if _overflowed(largest_magnitude([total]), total.dtype, state) else total
+
+
+def _overflowed(peak: float, dtype: torch.dtype, state: MethodState) -> bool:
+    """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""
+    # A sum that was clipped on the way holds exactly the largest finite number.
+    if peak < torch.finfo(dtype).max:
+        return False
+    state.overflowed = True
+    state.refuse()
+    return not math.isfinite(peak)
 
 
 def _splittable() -> str:

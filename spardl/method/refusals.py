@@ -32,7 +32,10 @@ class NonFiniteCounts(NamedTuple):
 
     @classmethod
     def of(cls, states: Iterable[MethodState]) -> NonFiniteCounts:
-        """Sums the counts of one worker over the ``states`` of all its buckets."""
+        """Sums the counts of one worker over the ``states`` of all its buckets, as far as known without waiting."""
+        states = list(states)
+        for state in states:
+            state.catch_up(wait=False)
         found = [(state.refused, state.refused_last) for state in states]
         return cls(sum(count for count, _ in found), max((last for _, last in found), default=0))
 

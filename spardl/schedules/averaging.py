@@ -117,6 +117,8 @@ class Averaging:
         self._accumulate(number, gradient, state)
         average = yield from self._method.average(worker, state, gradient)
         write(average, gradient)
+        if self._scaling:
+            state.catch_up()
         if self._scaling and state.overflowed:
             # The GradScaler must see the overflow in this gradient. The residual keeps the worker's share of the
             # average, so that the next step sends it again at a lower scale.

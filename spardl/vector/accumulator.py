@@ -18,9 +18,9 @@ from spardl.vector import sparse
 from spardl.vector.candidates import Candidates
 from spardl.vector.kernels import compiled
 from spardl.vector.layout import Range, Ranges
-from spardl.vector.norms import Bound, clip_overflow, fits, largest_magnitude
+from spardl.vector.norms import Bound, clip_overflow, fits, host_reads, largest_magnitude, peak_of
 from spardl.vector.packing import NIBBLE
-from spardl.vector.sparse import SparseVector, increasing, split, within
+from spardl.vector.sparse import SparseVector, increasing, is_within, split, within
 from spardl.vector.wire import EXACT, Wire
 
 __all__ = ["Accumulator", "Select"]
@@ -39,7 +39,8 @@ class Accumulator:
 
     Attributes:
         form: Format of messages that hold entries of the vector.
-        overflowed: Whether a sum with received entries had to be clipped.
+        overflowed: Whether a sum with received entries had to be clipped, if the host knows it without waiting.
+        finite: Bool tensors of shape () on a GPU: whether the sums of each addition were finite.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Accumulator:
         self.wire = wire
         self.bound = bound or Bound()
         self.overflowed = False
+        self.finite: list[Tensor] = []
         self._settled = False
         # Upper bound of the magnitudes after additions.
         self._largest_possible = self.bound.value
@@ -189,12 +191,24 @@ class Accumulator:
         if start + block.length > length:
             # The block wraps around the end of the vector.
             where = torch.where(where < length, where, where - length)
+        if not host_reads(self.values):
+            self._add_unread(where, block.values)
+            self._note_change(start, where, block)
+            return
         before, peak = sparse.add(self.values, where, block.values)
         self._log.append((where, before))
         self._largest_possible += peak
         if not fits(self._largest_possible, self.values.dtype):
             self._cut_at(where)
         self._note_change(start, where, block)
+
+    def _add_unread(self, positions: Tensor, amounts: Tensor) -> None:
+        # Sums are clipped whether they need it or not: the host would have to wait for their magnitudes.
+        before = self.values[positions]
+        sums = before + amounts
+        self.values[positions] = sums.nan_to_num(nan=0.0)
+        self._log.append((positions, before))
+        self.finite.append(peak_of(sums) < math.inf)
 
     def _cut_at(self, positions: Tensor) -> None:
         sums = sparse.gather(self.values, positions)
@@ -208,6 +222,10 @@ class Accumulator:
         stop = start + block.length
         if stop <= length:
             self._changes.append((start, stop, positions))
+            return
+        if not host_reads(self.values):
+            # Readers drop the positions outside of their range; the place of the border is known on the device only.
+            self._changes += [(start, length, positions), (0, stop - length, positions)]
             return
         last = int(torch.searchsorted(block.indices, length - start))
         self._changes += [(start, length, positions[:last]), (0, stop - length, positions[last:])]
@@ -234,6 +252,8 @@ class Accumulator:
         """
         peak = sparse.undo(self.values, self._log, final)
         self._log.clear()
+        if not host_reads(self.values):
+            return
         if not math.isfinite(peak):
             # Partial sums of finite numbers can overflow; the final result already accounts for that.
             kept = sparse.gather(self.values, final)
@@ -261,10 +281,7 @@ class Accumulator:
             sparse.put(self.values, where, old)
         if self._errors or not whole:
             for where, old in reversed(self._log[:cuts]):
-                places = within(where, final)
-                others = split(where, places)[1]
-                new = old.new_zeros(others.numel()) if whole else split(old, places)[1]
-                sparse.put(self.values, others, new)
+                _restore_unsettled(self.values, where, old, final, whole=whole)
         del self._errors[:cuts]
         self._log.clear()
 
@@ -279,7 +296,8 @@ class Accumulator:
             kept = positions[places]
             rest = clip_overflow(sparse.gather(self.values, kept) + error[places])
             sparse.put(self.values, kept, rest)
-            self.bound.include(largest_magnitude([rest]))
+            if host_reads(rest):
+                self.bound.include(largest_magnitude([rest]))
 
     def forget_overflows(self) -> None:
         """Sets non-finite entries to zero, once per synchronization; the final result already accounts for them.
@@ -290,6 +308,9 @@ class Accumulator:
         if self._settled:
             return
         self._settled = True
+        if not host_reads(self.values):
+            self.values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            return
         self.bound.value = largest_magnitude([self.values])
         if not math.isfinite(self.bound.value):
             self.values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
@@ -301,6 +322,17 @@ class Accumulator:
         # Rounding may have increased magnitudes slightly.
         self.bound.value *= 1 + 4 * torch.finfo(self.values.dtype).eps
         self.bound.include(magnitude)
+
+
+def _restore_unsettled(values: Tensor, where: Tensor, old: Tensor, final: Tensor, *, whole: bool) -> None:
+    """Restores taken entries that are not in the final result, or sets them to zero if all taken ones are settled."""
+    if not host_reads(values):
+        new = torch.where(is_within(where, final), sparse.gather(values, where), 0 if whole else old)
+        sparse.put(values, where, new)
+        return
+    places = within(where, final)
+    others = split(where, places)[1]
+    sparse.put(values, others, old.new_zeros(others.numel()) if whole else split(old, places)[1])
 
 
 def _difference(values: Tensor, rounded: Tensor) -> Tensor:

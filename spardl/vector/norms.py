@@ -25,8 +25,10 @@ __all__ = [
     "clip_overflow",
     "divide",
     "fits",
+    "host_reads",
     "largest_magnitude",
     "norm_of",
+    "peak_of",
     "sum_of_squares",
 ]
 
@@ -74,6 +76,16 @@ _RAW: Mapping[torch.dtype, Magnitudes] = MappingProxyType(
         torch.float64: Magnitudes(torch.int64, np.int64(2**63 - 1), 0, np.int64, np.float64),
     }
 )
+
+
+def host_reads(values: Tensor) -> bool:
+    """Whether the host may read results of operations on ``values``, of any shape, without waiting for a device."""
+    return values.device.type == "cpu"
+
+
+def peak_of(values: Tensor) -> Tensor:
+    """Largest magnitude in ``values``, shape (n,), as a scalar on their device; NaN if one is NaN."""
+    return torch.linalg.vector_norm(values, ord=math.inf) if values.numel() else values.new_zeros(())
 
 
 def largest_magnitude(parts: Iterable[Tensor]) -> float:
@@ -239,4 +251,5 @@ def clip_overflow(sums: Tensor) -> Tensor:
     Returns:
         The same tensor, of the same shape.
     """
-    return sums if math.isfinite(largest_magnitude([sums])) else sums.nan_to_num_(nan=0.0)
+    # On a GPU, one pass over the sums costs less than waiting for the result of the comparison.
+    return sums if host_reads(sums) and math.isfinite(largest_magnitude([sums])) else sums.nan_to_num_(nan=0.0)

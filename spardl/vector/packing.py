@@ -31,6 +31,7 @@ from torch import Tensor
 from spardl.basics.errors import ProgramError
 from spardl.vector.bits import low_bits, pack_codes, packed_bytes, unpack_codes
 from spardl.vector.kernels import compiled
+from spardl.vector.norms import host_reads
 from spardl.vector.sparse import SparseVector
 
 __all__ = [
@@ -181,7 +182,9 @@ def unpack(message: Tensor, slot: Slot, dtype: torch.dtype, into: torch.dtype) -
     return unpack_all(message, [slot], dtype, into)
 
 
-def unpack_all(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype) -> SparseVector:
+def unpack_all(
+    messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype, *, full: bool = False
+) -> SparseVector:
     """Decodes concatenated messages as one vector: block i starts where block i-1 ends.
 
     Args:
@@ -189,6 +192,8 @@ def unpack_all(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into
         slots: Spaces of the vectors, at least one.
         dtype: Wire dtype of the values.
         into: Dtype of the values of the result.
+        full: Whether the sender has filled every slot. On a GPU, the host then need not wait for the number of
+            entries. Entries missing from a corrupted message become arbitrary ones.
 
     Returns:
         The concatenated blocks, in new memory.
@@ -199,8 +204,9 @@ def unpack_all(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into
     if messages.storage_offset() % dtype.itemsize:
         # A slice of a longer message may start at an offset that is not aligned for the values.
         messages = messages.clone()
-    read = _decode_compiled if compiled(messages) else _decode
-    return read(messages, slots, dtype, into)
+    if compiled(messages):
+        return _decode_compiled(messages, slots, dtype, into)
+    return _decode(messages, slots, dtype, into, full=full and not host_reads(messages))
 
 
 @lru_cache(maxsize=1 << 12)
@@ -272,8 +278,10 @@ def _encode(indices: Tensor, slot: Slot, out: Tensor) -> None:
     out[border:] = 0
 
 
-def _decode(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype) -> SparseVector:
-    """Decodes messages in torch; synchronizes with the device once, to learn the number of entries."""
+def _decode(
+    messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype, *, full: bool
+) -> SparseVector:
+    """Decodes messages in torch; synchronizes with the device once, to learn the number of entries, unless full."""
     sizes = [message_bytes(slot, dtype) for slot in slots]
     if sum(sizes) > messages.numel():
         raise too_short(messages)
@@ -282,9 +290,15 @@ def _decode(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: t
         border = slot.capacity * dtype.itemsize
         values.append(message[:border].view(dtype))
         indices = _indices(message[border:], slot)
-        parts.append(torch.where(indices < slot.length, indices + start, -1))
+        if full:
+            # Only a corrupted message has missing entries; they must not be read out of bounds.
+            parts.append(indices.clamp_(max=slot.length - 1).add_(start))
+        else:
+            parts.append(torch.where(indices < slot.length, indices + start, -1))
         start += slot.length
     found = torch.cat(parts)
+    if full:
+        return SparseVector(found, torch.cat(values).to(into), start)
     # The only synchronization with the device.
     kept = (found >= 0).nonzero().squeeze(1)
     return SparseVector(found[kept], torch.cat(values)[kept].to(into), start)

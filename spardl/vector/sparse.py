@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from spardl.vector.kernels import compiled
-from spardl.vector.norms import Magnitudes, clip_overflow, largest_magnitude
-from spardl.vector.selection import top_k
+from spardl.vector.norms import Magnitudes, clip_overflow, host_reads, largest_magnitude
+from spardl.vector.selection import top_k, top_k_unread
 
 __all__ = [
     "SparseVector",
@@ -28,9 +28,12 @@ __all__ = [
     "cut_to_bfloat16",
     "gather",
     "increasing",
+    "is_within",
     "merge",
+    "merge_padded",
     "put",
     "split",
+    "top_padded",
     "undo",
     "within",
 ]
@@ -71,12 +74,17 @@ def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor)
         kept: int64 positions of shape (l,), strictly increasing, that are not reverted.
 
     Returns:
-        The largest magnitude of the kept entries (at least of those that had changed); NaN if one is NaN.
+        The largest magnitude of the kept entries (at least of those that had changed); NaN if one is NaN. On a GPU,
+        where the host would have to wait for it, non-finite kept entries become zero instead, and 0 is returned.
     """
     if not compiled(values):
         stays = values[kept]
         for positions, before in reversed(changes):
             values[positions] = before
+        if not host_reads(values):
+            # The caller would clear overflow after reading the magnitude, so clear it here without a wait.
+            values[kept] = stays.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
+            return 0.0
         values[kept] = stays
         return largest_magnitude([stays])
     from spardl.vector.kernels import entries  # noqa: PLC0415
@@ -160,6 +168,22 @@ def within(positions: Tensor, others: Tensor) -> Tensor:
 
     out = torch.empty_like(positions)
     return out[: kernels.within(positions.numpy(), others.numpy(), out.numpy())]
+
+
+def is_within(positions: Tensor, others: Tensor) -> Tensor:
+    """Whether each position occurs among others, without reading a value on the host.
+
+    Args:
+        positions: int64 positions of shape (m,), in any order.
+        others: int64 positions of shape (l,), increasing, possibly repeated.
+
+    Returns:
+        Bool tensor of shape (m,).
+    """
+    if not others.numel():
+        return torch.zeros_like(positions, dtype=torch.bool)
+    places = torch.searchsorted(others, positions).clamp_(max=others.numel() - 1)
+    return others[places] == positions
 
 
 def split(tensor: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
@@ -283,6 +307,51 @@ def _merge(vectors: Sequence[SparseVector]) -> SparseVector:
     for vector in vectors:
         values[torch.searchsorted(union, vector.indices)] += vector.values
     return SparseVector(union, values, vectors[0].length)
+
+
+# Fixed sizes for GPUs. The size of a union depends on values, so the host would have to wait for it. A padded vector
+# instead repeats some entries, with equal index and value. Reading or writing an entry twice changes nothing.
+
+
+def merge_padded(vectors: Sequence[SparseVector]) -> SparseVector:
+    """Sums vectors like ``merge``, without reading the size of the union.
+
+    Args:
+        vectors: Finite vectors of the same length, at least one, without repeated entries.
+
+    Returns:
+        The sum, as many entries as all vectors together: an index of several vectors is repeated, with its sum.
+    """
+    indices = torch.cat([vector.indices for vector in vectors]).sort().values
+    sums = vectors[0].values.new_zeros(indices.numel())
+    # The first of equal indices collects the sum, in the order of the vectors.
+    for vector in vectors:
+        sums[torch.searchsorted(indices, vector.indices)] += vector.values
+    values = sums[torch.searchsorted(indices, indices)]
+    return SparseVector(indices, clip_overflow(values), vectors[0].length)
+
+
+def top_padded(merged: SparseVector, k: int) -> tuple[SparseVector, SparseVector]:
+    """Splits a padded sum of two vectors like ``SparseVector.top``.
+
+    Args:
+        merged: Result of ``merge_padded`` for two vectors, with at least k different indices.
+        k: Number of entries to keep.
+
+    Returns:
+        The k entries of largest magnitude, without repeated ones, and all others. An entry of the others that repeats
+        a kept one has the value -0, which changes no sum.
+    """
+    indices, values = merged.indices, merged.values
+    repeated = torch.zeros_like(indices, dtype=torch.bool)
+    torch.eq(indices[1:], indices[:-1], out=repeated[1:])
+    places = top_k_unread(torch.where(repeated, -1, values.abs()), k)
+    kept = torch.zeros_like(repeated).index_fill_(0, places, True)
+    others = torch.nonzero_static(~kept, size=indices.numel() - k).squeeze(1)
+    # An index occurs at most twice, so a repeated entry follows the one that was compared.
+    kept[1:] |= kept[:-1] & repeated[1:]
+    rest = torch.where(kept[others], -0.0, values[others])
+    return merged.at(places), SparseVector(indices[others], rest, merged.length)
 
 
 def concatenate(blocks: Sequence[SparseVector]) -> SparseVector:

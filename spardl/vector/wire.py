@@ -181,12 +181,13 @@ class Form(Protocol):
         """
 
     @abstractmethod
-    def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
+    def open(self, messages: Tensor, slots: Sequence[Slot], *, full: bool = False) -> SparseVector:
         """Decodes concatenated messages as one vector: block i starts where block i-1 ends.
 
         Args:
             messages: uint8 tensor of shape (bytes,) with the messages of the slots in order.
             slots: Spaces of the vectors, at least one.
+            full: Whether the sender has filled every slot; see ``unpack_all``.
 
         Returns:
             The concatenated blocks, in new memory.
@@ -217,10 +218,10 @@ class Typed(NamedTuple):
         """Encodes a ``vector`` that fits ``slot`` as a uint8 tensor of shape (size(slot),)."""
         return pack(vector, slot._replace(step=self.step), self.sent)
 
-    def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
-        """Decodes concatenated ``messages``, uint8, shape (bytes,), written for these ``slots``."""
+    def open(self, messages: Tensor, slots: Sequence[Slot], *, full: bool = False) -> SparseVector:
+        """Decodes concatenated ``messages``, uint8, shape (bytes,), for these ``slots``; ``full``: see ``Form``."""
         own_slots = [slot if slot.step == self.step else slot._replace(step=self.step) for slot in slots]
-        return unpack_all(messages, own_slots, self.sent, self.own)
+        return unpack_all(messages, own_slots, self.sent, self.own, full=full)
 
 
 class Coarse(NamedTuple):
@@ -245,22 +246,22 @@ class Coarse(NamedTuple):
         indices = pack_indices(vector.indices, slot._replace(step=self.step))
         return torch.cat((self.values.write(vector.values, slot.capacity), indices))
 
-    def open(self, messages: Tensor, slots: Sequence[Slot]) -> SparseVector:
-        """Decodes concatenated ``messages``, uint8, shape (bytes,), written for these ``slots``."""
+    def open(self, messages: Tensor, slots: Sequence[Slot], *, full: bool = False) -> SparseVector:
+        """Decodes concatenated ``messages``, uint8, shape (bytes,), for these ``slots``; ``full``: see ``Form``."""
         if sum(map(self.size, slots)) > messages.numel():
             raise too_short(messages)
         blocks, start = [], 0
         for slot in slots:
             stop = start + self.size(slot)
-            blocks.append(self._block(messages[start:stop], slot._replace(step=self.step)))
+            blocks.append(self._block(messages[start:stop], slot._replace(step=self.step), full))
             start = stop
         return concatenate(blocks)
 
-    def _block(self, message: Tensor, slot: Slot) -> SparseVector:
+    def _block(self, message: Tensor, slot: Slot, full: bool) -> SparseVector:
         border = self.values.size(slot.capacity, self.own)
         limits, codes = self.values.codes(message[:border], slot.capacity, self.own)
         # Reuses the index decoder: the codes take the place of the values.
-        found = unpack_all(torch.cat((codes, message[border:])), [slot], torch.uint8, torch.uint8)
+        found = unpack_all(torch.cat((codes, message[border:])), [slot], torch.uint8, torch.uint8, full=full)
         return SparseVector(found.indices, self.values.values(limits, found.values), slot.length)
 
 

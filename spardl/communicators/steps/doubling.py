@@ -13,8 +13,9 @@ from typing import NamedTuple
 from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Program, Team
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.norms import host_reads
 from spardl.vector.packing import Slot
-from spardl.vector.sparse import SparseVector, merge
+from spardl.vector.sparse import SparseVector, merge, merge_padded, top_padded
 
 __all__ = ["Target", "recursive_doubling"]
 
@@ -26,20 +27,30 @@ class Target(NamedTuple):
         accumulated: Vector of this worker.
         start: First position of the range.
         slot: Length of the range, and the most entries of a sum.
+        full: Whether every block fills the slot.
     """
 
     accumulated: Accumulator
     start: int
     slot: Slot
+    full: bool = False
+
+    @property
+    def courier(self) -> BlockExchange:
+        """Transport of the blocks."""
+        return BlockExchange.of(self.accumulated, full=self.full)
 
     def add_up(self, blocks: Sequence[SparseVector], holders: int) -> SparseVector:
         """Sums blocks and keeps the largest entries; the vector takes this worker's share of the other entries.
 
         Args:
-            blocks: At least one block, each of the length of the range.
+            blocks: Two blocks, each of the length of the range.
             holders: Number of workers that compute the same sum. Dividing by a power of two is exact.
         """
-        kept, dropped = merge(blocks).top(self.slot.capacity)
+        if self.full and not host_reads(blocks[0].values):
+            kept, dropped = top_padded(merge_padded(blocks), self.slot.capacity)
+        else:
+            kept, dropped = merge(blocks).top(self.slot.capacity)
         self.accumulated.add(self.start, dropped.divided(holders))
         return self.accumulated.rounded(self.start, kept, holders)
 
@@ -57,7 +68,7 @@ def recursive_doubling(team: Team, own: SparseVector, target: Target) -> Program
     Returns:
         The sum, bit-identical on all members.
     """
-    merged, courier = own, BlockExchange.of(target.accumulated)
+    merged, courier = own, target.courier
     for level in range((team.size - 1).bit_length()):
         partner = team.members[team.position ^ (1 << level)]
         arrived = yield from courier.exchange(partner, merged, target.slot, partner, target.slot)

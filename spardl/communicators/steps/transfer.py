@@ -116,14 +116,16 @@ class BlockExchange(NamedTuple):
 
     Attributes:
         form: Format of the messages.
+        full: Whether every vector fills its slot.
     """
 
     form: Form
+    full: bool = False
 
     @classmethod
-    def of(cls, accumulated: Accumulator) -> BlockExchange:
-        """Transport for entries that are taken from a worker's vector, ``accumulated``."""
-        return cls(accumulated.form)
+    def of(cls, accumulated: Accumulator, *, full: bool = False) -> BlockExchange:
+        """Transport for entries taken from a worker's vector, ``accumulated``; ``full``: whether they fill slots."""
+        return cls(accumulated.form, full)
 
     def send(self, to: int, vector: SparseVector, slot: Slot) -> Send:
         """Packs a vector into a message.
@@ -152,7 +154,7 @@ class BlockExchange(NamedTuple):
         Returns:
             The vector, with values of the type in memory.
         """
-        return self.form.open(message, [slot])
+        return self.form.open(message, [slot], full=self.full)
 
     def exchange(self, to: int, vector: SparseVector, slot: Slot, source: int, coming: Slot) -> Program[SparseVector]:
         """Sends a vector to one worker and receives another vector from one worker.
@@ -206,7 +208,8 @@ class BlockExchange(NamedTuple):
         around = yield from all_gather_around(team, message, sizes, words)
         # The gathered messages are in cyclic order from this member on; rotate them into the order of positions.
         start = sum(sizes[team.position :])
-        joined = self.form.open(torch.cat((around[start:], around[:start])) if team.position else around, slots)
+        rotated = torch.cat((around[start:], around[:start])) if team.position else around
+        joined = self.form.open(rotated, slots, full=self.full)
         yield Phase.MERGE
         return joined
 

@@ -139,7 +139,7 @@ class GradientHandle(Handle):
     ) -> None:
         # All checks come before the process group is opened, which is a collective call.
         check_kind("scaler", scaler, GradScaler, optional=True)
-        method = definite(method, optimizer)
+        method = definite(method, optimizer, shortens=True)
         check_update(schedule, method, optimizer, clip_norm, scaler)
         schedule.check(method, clips=clip_norm is not None and not method.momentum.moved)
         check_real(named)

@@ -45,9 +45,9 @@ _RESIDUAL_DECAY = 0.98
 # Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
 # without a share of each chunk.
 _BETA2, _BETA2_CHUNKED = 0.95, 0.99
-# Up to this density, entries wait long enough for the residual to take the role of SGD's momentum as well
-# (docs/choosing-a-method.md).
-_SUMMED_DENSITY = 0.1
+# Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
+# part of the role of momentum, whose inertia would add to its delay.
+_SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
 # docs/tables/learning.md: as published, density 1% can learn less than a single worker.
 _ANY_OPTIMIZER = (
     "a method that works with any optimizer: bf16 or int8 (recipe=published works too, but can learn less than a "
@@ -65,8 +65,8 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None, *, shorten
     Args:
         method: Method with any momentum.
         optimizer: Optimizer that applies the averages; without one, ``momentum=auto`` becomes ``momentum=optimizer``.
-        shortens: Whether SGD's momentum becomes 0 with a gain if the largest entries are sent at a density of at most
-            10%, unless ``factor`` is set. Handles do this; the trainer keeps the results of existing run ids.
+        shortens: Whether SGD's momentum becomes at most 0.5, with a gain, if the largest entries are sent at a density
+            of at most 10%, unless ``factor`` is set. Handles do this; the trainer keeps the results of run ids.
 
     Returns:
         The method. For SGD, each worker applies SGD's momentum, or a smaller factor with a gain. For Adam, each worker
@@ -111,9 +111,9 @@ def _definite_sgd(method: Method, rule: Momentum, factor: float | None, *, short
             raise ConfigError(f"momentum_factor={factor} has no effect without optimizer=; pass SGD, or remove it")
         return rule
     compressor = method.compressor
-    waits = isinstance(compressor, Budget) and compressor.chunks_updates and compressor.density <= _SUMMED_DENSITY
+    waits = isinstance(compressor, Budget) and compressor.chunks_updates and compressor.density <= _SHORT_DENSITY
     if factor is None and shortens and waits and method.residual.remembers:
-        factor = 0.0
+        factor = min(_SHORT_FACTOR, rule.factor)
     if factor is not None:
         rule = SgdMomentum.shortened(rule, factor)
     return rule if rule.factor or rule.gain != 1 else OptimizerMomentum()

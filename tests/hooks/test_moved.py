@@ -284,9 +284,9 @@ def test_workers_that_send_everything_equal_ddp(name: str) -> None:
     assert both(2, work) < 1e-12
 
 
-def test_momentum_is_left_out_by_default_and_kept_on_request() -> None:
+def test_momentum_is_shorter_by_default_and_kept_on_request() -> None:
     def work() -> list[bool]:
-        found = [Loop(attached(method), sgd).run() for method in (PART, WITHOUT, UNCHANGED)]
+        found = [Loop(attached(method), sgd).run() for method in (PART, SHORTER, UNCHANGED)]
         explicit = Loop(attached(replace(PART, momentum=SgdMomentum(0.9))), sgd).run()
         return [torch.equal(found[0], found[1]), torch.equal(found[2], explicit), torch.equal(found[0], found[2])]
 

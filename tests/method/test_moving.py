@@ -76,22 +76,28 @@ def test_shorter_momentum_keeps_the_total_change(momentum: float, factor: float,
 @pytest.mark.parametrize(
     ("compressor", "residual", "given", "momentum"),
     [
-        (TopK(0.01), GlobalResidual(), None, SgdMomentum(0.0, gain=2.0)),
-        (TopK(0.1), LocalResidual(), None, SgdMomentum(0.0, gain=2.0)),
-        (TopK(0.01), GlobalResidual(), 0.5, SgdMomentum(0.5)),
-        (TopK(0.2), GlobalResidual(), None, SgdMomentum(0.5)),
-        (TopK(0.01), NoResidual(), None, SgdMomentum(0.5)),
-        (ReusedThreshold(0.01), LocalResidual(), None, SgdMomentum(0.5)),
+        (TopK(0.01), GlobalResidual(), None, SgdMomentum(0.5, gain=2.0)),
+        (TopK(0.1), LocalResidual(), None, SgdMomentum(0.5, gain=2.0)),
+        (TopK(0.01), GlobalResidual(), 0.75, SgdMomentum(0.75)),
+        (TopK(0.2), GlobalResidual(), None, SgdMomentum(0.75)),
+        (TopK(0.01), NoResidual(), None, SgdMomentum(0.75)),
+        (ReusedThreshold(0.01), LocalResidual(), None, SgdMomentum(0.75)),
     ],
     ids=["default", "10%", "given", "20%", "no_residual", "threshold"],
 )
-def test_handles_leave_out_the_momentum_that_a_residual_replaces(
+def test_handles_shorten_momentum_that_a_residual_replaces(
     compressor: Any, residual: Any, given: float | None, momentum: SgdMomentum
 ) -> None:
     method = spardl.Method(compressor, AllGather(), residual, AutoMomentum(factor=given))
-    half = optimizer(torch.optim.SGD, momentum=0.5)
-    assert definite(method, half, shortens=True).momentum == momentum
-    assert definite(method, half).momentum == SgdMomentum(0.5)
+    made = optimizer(torch.optim.SGD, momentum=0.75)
+    assert definite(method, made, shortens=True).momentum == momentum
+    # The trainer keeps the results of existing run ids.
+    assert definite(method, made).momentum == SgdMomentum(0.75)
+
+
+def test_handles_keep_a_small_momentum() -> None:
+    assert definite(AUTO, optimizer(torch.optim.SGD, momentum=0.4), shortens=True).momentum == SgdMomentum(0.4)
+    assert type(definite(AUTO, optimizer(torch.optim.SGD), shortens=True).momentum) is OptimizerMomentum
 
 
 @pytest.mark.parametrize(

@@ -165,7 +165,9 @@ def check_commands(programs: Path, folder: Path) -> None:
     (folder / "training.py").write_text(TRAINING)
     run(front, "profile", "training:make", "--passes", "1", "--out", "model.json", cwd=folder)
     words = ("--bandwidth", "network.yaml", "--workers", "2")
-    assert "as plain DDP" in run(front, "advise", "model.json", *words, cwd=folder)
+    # Which of the two depends on the load of this machine.
+    advice = run(front, "advise", "model.json", *words, cwd=folder)
+    assert re.search(r": (keep plain DDP; |use spardl\.attach\()", advice)
     words = ("--network", "network.yaml", "--workers", "2", "--methods", "none,spardl,powersgd")
     assert "\n| powersgd | " in run(front, "timeline", "model.json", *words, cwd=folder)
     start = (programs / "torchrun", "--master-port", str(free_port()), "--nproc-per-node", "2")

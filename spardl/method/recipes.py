@@ -400,6 +400,7 @@ def method_options(method: MethodName | str) -> list[Option]:
         residual_decay: float | None = None
         wire: str = 'exact'
         dense_steps: int | None = 0
+        momentum_factor: float | None = None
         beta2: float | None = None
         update_scale: str | None = 'none'
         recipe: str = 'recommended'

@@ -45,7 +45,7 @@ from omegaconf import DictConfig
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from spardl.clusters.workers.processes import ASKING, AskedToStopError, leave, listening
+from spardl.clusters.workers.processes import STOP_SIGNALS, StopRequestedError, exit_now, handling_signals
 from trainer.build import CONFIGURATIONS
 from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, check_words, complain, describe, say
 from trainer.job import attempt, sweeping
@@ -77,7 +77,7 @@ def main() -> int:
         return value
 
     try:
-        with listening(lambda: True, _stop_early, ASKING):
+        with handling_signals(lambda: True, _stop_early, STOP_SIGNALS):
             check_words(sys.argv[1:])
             check_address_space()
             job()
@@ -86,7 +86,7 @@ def main() -> int:
             codes.append(complain("a run of the sweep failed, see above", unfinished.code))
     except (HydraException, OmegaConfBaseException, OSError, ValueError, YAMLError) as error:
         return complain(describe(error), BAD_INPUT)
-    except AskedToStopError:
+    except StopRequestedError:
         return say("stopped on request before training began", STOPPED)
     except KeyboardInterrupt as interrupt:
         return complain(str(interrupt) or "interrupted before training began", INTERRUPTED)
@@ -99,7 +99,7 @@ def main() -> int:
 
 
 def _stop_early() -> NoReturn:
-    raise AskedToStopError
+    raise StopRequestedError
 
 
 def _leave(code: int) -> NoReturn:
@@ -107,7 +107,7 @@ def _leave(code: int) -> NoReturn:
     workers = multiprocessing.get_context("fork").Process
     if any(not isinstance(child, workers) for child in multiprocessing.active_children()):
         sys.exit(code)
-    leave(code)
+    exit_now(code)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from scripts.benchmarks.plain_loop import PlainLoop, of_all, planned
 from scripts.benchmarks.timing import complain, positive
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.protocol.programs import Worker
 from trainer.learner import Plan
 
@@ -169,4 +169,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running

@@ -41,7 +41,7 @@ from scripts.benchmarks.timing import Row, complain, positive, table
 from scripts.pages.marked import replace
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.protocol.programs import Worker
 from trainer.learner import Plan
 from trainer.report import environment
@@ -260,4 +260,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running

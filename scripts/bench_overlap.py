@@ -49,7 +49,7 @@ from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import Profile
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.diagnostics.commands.profile import Job
 from spardl.diagnostics.timeline.measure import measure
 from spardl.diagnostics.timeline.model import (
@@ -296,4 +296,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running

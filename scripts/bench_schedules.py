@@ -26,7 +26,7 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.commands.timeline import chosen, markdown
+from spardl.diagnostics.commands.timeline import markdown, parse_names
 from spardl.diagnostics.timeline import model as schedules
 from spardl.diagnostics.timeline.measure import read_compression
 from spardl.diagnostics.timeline.model import in_backward
@@ -212,8 +212,8 @@ def gains(found: Sequence[Device], costs: Mapping[str, schedules.MethodCosts]) -
         for method in FUSED:
             cost = costs[method].on(PRESETS[network], device.compressing[method]).whole
             partitions = {
-                "every layer alone": schedules.per_size(0, profile, cost),
-                "whole model": schedules.per_size(math.inf, profile, cost),
+                "every layer alone": schedules.groups_by_size(0, profile, cost),
+                "whole model": schedules.groups_by_size(math.inf, profile, cost),
                 "LayerFusion": schedules.fused(profile, cost),
             }
             seconds = {name: in_backward(profile, groups, cost).seconds for name, groups in partitions.items()}
@@ -276,7 +276,7 @@ def write(arguments: argparse.Namespace) -> None:
         ConfigError: if a profile cannot be read, or there is no such model.
         OSError: if a file cannot be written.
     """
-    found = devices(chosen(arguments.models, tuple(ASSUMED), "--models"))
+    found = devices(parse_names(arguments.models, tuple(ASSUMED), "--models"))
     costs = methods_costs()
     rows, fused = bench(found, costs), gains(found, costs)
     text = f"{used(found)}\n\n{tables(rows)}\n{tables(fused)}"

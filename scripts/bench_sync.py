@@ -37,7 +37,7 @@ from scripts.benchmarks.timing import Row, add_options, complain, positive, tabl
 from spardl.basics.errors import SpardlError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.method.method import Method
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
 from spardl.vector.flat import write
@@ -117,7 +117,7 @@ class Ours:
         """The exchanges of one more step, with messages of zeros."""
         tape: list[Exchange] = []
         self._method.accumulate(gradient, self._state)
-        self._cluster.run_aside([_taped(self._program(), tape)])
+        self._cluster.run_uncounted([_taped(self._program(), tape)])
         return tape
 
 
@@ -198,10 +198,10 @@ def measure(
     return seconds
 
 
-def _run_aside(
+def _run_uncounted(
     cluster: ProcessGroupCluster, make: Callable[[Sequence[Exchange]], Program[None]], tape: Sequence[Exchange]
 ) -> None:
-    cluster.run_aside([make(tape)])
+    cluster.run_uncounted([make(tape)])
 
 
 def breakdown(
@@ -213,7 +213,7 @@ def breakdown(
     for name, method in ours.items():
         tape, count = method.taped(gradient), method.counts
         alone, small = (
-            1000 * median(timed(partial(_run_aside, cluster, make, tape)) for _ in range(max(5, turns)))
+            1000 * median(timed(partial(_run_uncounted, cluster, make, tape)) for _ in range(max(5, turns)))
             for make in (replayed, tiny)
         )
         spent = {phase: 1000 * median(step[phase] for step in method.phases[-turns:]) for phase in PHASES}
@@ -304,4 +304,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    leave(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running

@@ -30,7 +30,7 @@ from spardl.basics.files import read_json, write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics import Advice, Choice
-from spardl.diagnostics.choosing import Compressing
+from spardl.diagnostics.advice import Compressing
 from spardl.diagnostics.commands.timeline import markdown
 from spardl.diagnostics.timeline.measure import measure_compression
 from spardl.diagnostics.timeline.model import whole

@@ -13,9 +13,9 @@ import sys
 # The workers' own lines say what matters; torch reads this when it is imported.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
 
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.diagnostics.cli import run
 from spardl.diagnostics.commands.doctor import doctor
 
 if __name__ == "__main__":
-    leave(run(doctor, sys.argv[1:], "doctor.py"))
+    exit_now(run(doctor, sys.argv[1:], "doctor.py"))

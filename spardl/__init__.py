@@ -13,7 +13,7 @@ from typing import Any
 
 from spardl.basics.errors import ConfigError, PeerError, SpardlError
 from spardl.basics.version import __version__
-from spardl.diagnostics.choosing import advise
+from spardl.diagnostics.advice import advise
 from spardl.hooks.collective import all_reduce
 from spardl.hooks.fsdp import attach_fsdp
 from spardl.hooks.hook import attach

@@ -27,7 +27,7 @@ from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum, Momentum
-from spardl.method.moving import definite
+from spardl.method.moving import resolve_momentum
 from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
 from spardl.schedules.engine import Schedule
@@ -135,7 +135,7 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
     optimizer, schedule = make("optimizer"), make("schedule")
     # momentum=auto depends on the optimizer, except where each worker applies its own optimizer.
     if isinstance(method.momentum, AutoMomentum):
-        method = definite(method, None if schedule.alone else sample_optimizer(optimizer))
+        method = resolve_momentum(method, None if schedule.alone else sample_optimizer(optimizer))
     return Plan(task, method, optimizer, make("lr_schedule"), schedule, _settings(plain["training"]))
 
 

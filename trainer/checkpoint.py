@@ -397,12 +397,12 @@ class Restart:
 
     def figures(self, cluster: Cluster, engine: Engine) -> dict[str, float]:
         """Returns the metrics of the restart: world size and sum of all residuals, before and after."""
-        remembers = engine.carried.remembers
+        remembers = engine.gradient_state.remembers
         rows = []
         for local, rank in enumerate(cluster.local_ranks):
             # Count each old residual once, on the first rank that takes over a part of it.
             first = [old for old in self._sums if owners(old, self.before, cluster.size)[0] == rank]
-            found = [sum(self._sums[old] for old in first), engine.carried.residual_sum(local)]
+            found = [sum(self._sums[old] for old in first), engine.gradient_state.residual_sum(local)]
             rows.append(torch.tensor(found if remembers else [0.0, 0.0], dtype=torch.float64))
         sums = torch.stack(gather_rows(cluster, rows)).sum(0).tolist()
         return {

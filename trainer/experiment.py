@@ -14,12 +14,12 @@ from typing import Any
 import torch
 
 from spardl.basics.errors import CheckpointError, ConfigError, SpardlError, StoppedError, StorageError
-from spardl.basics.files import no_room
+from spardl.basics.files import disk_full_message
 from spardl.basics.version import __version__
 from spardl.clusters import Cluster
 from spardl.clusters.precompile import prepare
-from spardl.clusters.workers.processes import AskedToStopError
-from spardl.method.moving import applied_twice
+from spardl.clusters.workers.processes import StopRequestedError
+from spardl.method.moving import double_momentum_warning
 from trainer.checkpoint import saved_by
 from trainer.display import make_display, show_activity
 from trainer.launch import Heartbeat, Launcher
@@ -31,7 +31,7 @@ from trainer.runs import Run, check_branch, continue_from, flat, new_run, run_id
 from trainer.targets import editions, hashed_targets, resolve_recipe, resolve_scope
 from trainer.trainer import Trainer
 
-__all__ = ["Experiment", "decisive", "experiment_id"]
+__all__ = ["Experiment", "experiment_id", "result_settings"]
 
 # Nodes and settings that do not change the result, and so are no part of a run's id.
 _INCIDENTAL = {
@@ -51,10 +51,10 @@ def experiment_id(config: Mapping[str, Any], workers: int) -> str:
         config: resolved configuration, as plain data.
         workers: number of workers, which the configuration may leave open; has no effect on elastic runs.
     """
-    return run_id({**decisive(config), "workers": None if _elastic(config) else workers})
+    return run_id({**result_settings(config), "workers": None if _elastic(config) else workers})
 
 
-def decisive(config: Mapping[str, Any]) -> dict[str, Any]:
+def result_settings(config: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the part of a resolved configuration that can change the result of a run."""
     kept = _deciding("", resolve_scope(resolve_recipe(config)))
     for node in ({*_INCIDENTAL, *_OPTIONAL}) & set(kept):
@@ -119,7 +119,7 @@ class Experiment:
     @property
     def given(self) -> dict[str, str]:
         """Settings by name that must be equal in all processes; paths may differ between machines."""
-        common = {**decisive(self.config), "training": self.config["training"]}
+        common = {**result_settings(self.config), "training": self.config["training"]}
         return {"version": __version__, **{name: str(value) for name, value in flat(common)}}
 
     @contextmanager
@@ -168,13 +168,15 @@ class Experiment:
             raise CheckpointError(
                 f"start_from={given} was saved by run {saver}, and {folder} is run {owner}; move it back"
             )
-        check_branch(checkpoint, decisive(before), decisive(self.config), workers)
+        check_branch(checkpoint, result_settings(before), result_settings(self.config), workers)
         return checkpoint
 
     def warnings(self) -> list[str]:
         """Returns warnings: too little memory on this machine, or momentum that is applied twice."""
         found = (
-            [] if self.plan.schedule.alone else [applied_twice(self.plan.method, sample_optimizer(self.plan.optimizer))]
+            []
+            if self.plan.schedule.alone
+            else [double_momentum_warning(self.plan.method, sample_optimizer(self.plan.optimizer))]
         )
         if hosted := self.launcher.hosted():
             found.append(memory_warning(self.plan.need(hosted.each), hosted.processes, available_bytes()))
@@ -201,7 +203,7 @@ class Experiment:
         except SpardlError as error:
             self._write_outcome(run, "failed", reason=str(error))
             raise
-        except AskedToStopError:
+        except StopRequestedError:
             self._write_outcome(run, "stopped", reason="stopped on request before training began")
             raise
         except KeyboardInterrupt:
@@ -211,7 +213,7 @@ class Experiment:
     def _compile(self) -> None:
         # Once here, instead of in each worker.
         gradient = torch.empty(0, dtype=self.plan.settings.formats.weights)
-        prepare(self.plan.method, self.launcher.workers, [gradient], tells=False)
+        prepare(self.plan.method, self.launcher.workers, [gradient], logs=False)
 
     def _write(self, run: Run, status: str, **content: Any) -> None:
         if self.launcher.leads:
@@ -231,7 +233,7 @@ class Experiment:
             summary = Trainer(self.plan, cluster, run, observers, device, heartbeat).fit()
             self._write_end(run, cluster, summary)
         except OSError as error:
-            if text := no_room(error):
+            if text := disk_full_message(error):
                 raise StorageError(f"{text}, then continue with the same command and resume=auto") from error
             raise
         finally:
@@ -263,7 +265,7 @@ def _disk_errors() -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if text := no_room(error):
+        if text := disk_full_message(error):
             raise ConfigError(f"{text}, or name another folder with output_dir=FOLDER") from error
         raise
 

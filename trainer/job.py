@@ -15,8 +15,8 @@ from omegaconf.errors import OmegaConfBaseException
 
 from spardl.basics.errors import ConfigError, SpardlError, StoppedError
 from spardl.basics.files import write_atomically
-from spardl.clusters.workers.membership import find_membership, what_a_restart_needs
-from spardl.clusters.workers.processes import AskedToStopError
+from spardl.clusters.workers.membership import find_membership, restart_warning
+from spardl.clusters.workers.processes import StopRequestedError
 from trainer.build import build
 from trainer.checkpoint import list_checkpoints
 from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, check_plugins, complain, say
@@ -81,7 +81,7 @@ def _train(config: DictConfig) -> float | None:
             _begin(config, experiment, run)
         try:
             experiment.perform(run)
-        except AskedToStopError:  # a KeyboardInterrupt as well, but main() reports it in other words
+        except StopRequestedError:  # a KeyboardInterrupt as well, but main() reports it in other words
             raise
         except KeyboardInterrupt:
             raise KeyboardInterrupt(_how_to_continue(run)) from None
@@ -101,7 +101,7 @@ def _begin(config: DictConfig, experiment: Experiment, run: Run) -> None:
     """Records configuration and command in the run folder, and prints warnings and the folder."""
     write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
     write_atomically(run.folder / "command.txt", _command().encode())
-    restart = what_a_restart_needs(os.environ, resumes=bool(config.resume))
+    restart = restart_warning(os.environ, resumes=bool(config.resume))
     for notice in filter(None, (*experiment.caveats, *run.notices, *experiment.warnings(), restart)):
         print(f"warning: {notice}", file=sys.stderr, flush=True)
     print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)

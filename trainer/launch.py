@@ -23,13 +23,13 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 import torch.distributed as dist
 
-from spardl.basics.checks import check_seconds, is_a
+from spardl.basics.checks import check_seconds, is_number
 from spardl.basics.errors import ConfigError, PeerError, StoppedError, first_line
 from spardl.clusters import Cluster, ProcessGroupCluster, SimulatedCluster, parse_network
 from spardl.clusters.process_group import check_streams
 from spardl.clusters.profile import Profile
 from spardl.clusters.workers.membership import Membership, count_gpus, find_membership, find_secret, listen, pick_device
-from spardl.clusters.workers.processes import end_at_once, fault_of, listening, run_processes
+from spardl.clusters.workers.processes import fault_of, handling_signals, interrupt_now, run_processes
 from trainer.rendezvous import Rendezvous, Stopping
 from trainer.runs import Run
 
@@ -64,7 +64,7 @@ def check_count(name: str, value: Any) -> None:
     Raises:
         ConfigError: if the value is not a whole number of at least 1.
     """
-    if not is_a(int, value) or value < 1:
+    if not is_number(int, value) or value < 1:
         raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
 
 
@@ -74,7 +74,7 @@ def check_threads(threads: Any) -> None:
     Raises:
         ConfigError: if it is not a whole number, or out of range.
     """
-    if not is_a(int, threads) or not 1 <= threads <= _MOST_THREADS:
+    if not is_number(int, threads) or not 1 <= threads <= _MOST_THREADS:
         wanted = f"a whole number, at least 1 and at most {_MOST_THREADS}"
         raise ConfigError(f"cluster.threads must be {wanted}, got {threads!r}")
 
@@ -288,7 +288,7 @@ class Simulated(Launcher):
                 timer=time.thread_time if device.type == "cpu" and self.threads == 1 else time.perf_counter,
             )
             stopping = Stopping(lambda: None, rank, 1, 0)
-            with listening(stopping.ask, lambda: None):
+            with handling_signals(stopping.ask, lambda: None):
                 job(cluster, device, with_stopping(heartbeat, stopping))
 
         run_processes(1, target, folder, stops=True)
@@ -351,7 +351,7 @@ class ProcessGroup(Launcher):
         check_count("cluster.workers", self.workers)
         check_threads(self._threads)
         check_seconds("cluster.timeout", self._timeout)
-        if self._port is not None and not (is_a(int, self._port) and 0 < self._port < 2**16):
+        if self._port is not None and not (is_number(int, self._port) and 0 < self._port < 2**16):
             raise ConfigError(f"cluster.port must be a port number, or null for any free one, got {self._port!r}")
         if self._backend not in ("auto", "gloo", "nccl"):
             raise ConfigError(f"cluster.backend must be auto, gloo or nccl, got {self._backend!r}")
@@ -410,7 +410,7 @@ class ProcessGroup(Launcher):
     def _join(self, job: Job, member: Membership, folder: Path) -> None:
         try:
             assert self._rendezvous
-            self._work(job, member, self._rendezvous, lambda step: None, end_at_once)
+            self._work(job, member, self._rendezvous, lambda step: None, interrupt_now)
         except StoppedError:
             raise
         except Exception as error:
@@ -471,7 +471,7 @@ class ProcessGroup(Launcher):
             device=device, timeout=self._timeout, throttle=self._throttle, streams=self._streams
         )
         stopping = Stopping(rendezvous.connect, member.rank, member.size, self._timeout, self._orphaned)
-        with listening(stopping.ask, on_second_signal) as received, stopping.watching():
+        with handling_signals(stopping.ask, on_second_signal) as received, stopping.watching():
             try:
                 job(cluster, device, with_stopping(heartbeat, stopping))
             except StoppedError as stopped:

@@ -14,15 +14,15 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError, SpardlError, first_line
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.elastic import sources
 from spardl.method.method import Method
-from spardl.method.moving import check_moved
+from spardl.method.moving import check_local_update
 from spardl.protocol.programs import Worker
+from spardl.schedules.apply_update import ApplyUpdate, decay_of
 from spardl.schedules.engine import Schedule, Training
-from spardl.schedules.plain import PlainSteps, decay_of
 from spardl.vector.flat import FlatGradient
 from trainer.lr import LrSchedule
 from trainer.memory import Need
@@ -163,9 +163,9 @@ class Settings:
     elastic: bool
 
     def __post_init__(self) -> None:
-        self._demand("seed", is_a(int, self.seed), "a whole number")
+        self._demand("seed", is_number(int, self.seed), "a whole number")
         self._demand("seed", -(2**63) <= self.seed < 2**64, "from -2^63 to 2^64 - 1")
-        untimed = is_a(int, self.untimed_steps) and self.untimed_steps >= 0
+        untimed = is_number(int, self.untimed_steps) and self.untimed_steps >= 0
         self._demand("untimed_steps", untimed, "a whole number, at least 0")
         for name in ("batch_size", "eval_batch_size", "accumulation", "log_every", "keep_checkpoints", "check_every"):
             self._demand(name, self._counts(name), "a whole number, at least 1")
@@ -178,10 +178,10 @@ class Settings:
         self._demand("precision", self.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
 
     def _counts(self, name: str) -> bool:
-        return is_a(int, getattr(self, name)) and getattr(self, name) >= 1
+        return is_number(int, getattr(self, name)) and getattr(self, name) >= 1
 
     def _positive(self, name: str) -> bool:
-        return is_a(float, getattr(self, name)) and 0 < getattr(self, name) < math.inf
+        return is_number(float, getattr(self, name)) and 0 < getattr(self, name) < math.inf
 
     def _demand(self, name: str, holds: bool, wanted: str) -> None:
         if not holds:
@@ -296,7 +296,7 @@ class Plan:
         self._check_momentum()
         optimizer = sample_optimizer(self.optimizer)
         if self.method.momentum.moved:
-            check_moved(self.method.momentum, optimizer)
+            check_local_update(self.method.momentum, optimizer)
 
     def _check_momentum(self) -> None:
         rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
@@ -362,7 +362,7 @@ def sample_optimizer(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
 
 def _check_numbers(given: Mapping[str, Any]) -> None:
     factor = given.get("momentum", 0)
-    if is_a(float, factor) and not 0 <= factor < 1:
+    if is_number(float, factor) and not 0 <= factor < 1:
         raise ConfigError(
             f"optimizer.momentum must be at least 0 and below 1, got {factor!r}; old gradients would never decay"
         )
@@ -410,7 +410,7 @@ class Learner:
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
         self._scale = LossScale(device, enabled=plan.settings.formats.scales)
         factor = self._scale.factor if self._scale.enabled else None
-        PlainSteps.of(plan.method.momentum, self._optimizer)
+        ApplyUpdate.of(plan.method.momentum, self._optimizer)
         training = Training(
             self.model,
             self.gradient,
@@ -493,14 +493,14 @@ class Learner:
         """Returns a hash of all weights: int64, shape (4,)."""
         return digest([parameter.detach() for parameter in self.model.parameters()])
 
-    def lasting(self, local: int) -> dict[str, Sequence[Tensor]]:
+    def local_tensors(self, local: int) -> dict[str, Sequence[Tensor]]:
         """State that persists between steps, by name: a non-finite value in it would remain or spread."""
         moments = [value for state in self._optimizer.state.values() for value in state.values()]
         return {
             "weights are": list(self.model.parameters()),
             "optimizer's state is": [value for value in moments if isinstance(value, Tensor)],
             "running statistics are": [self.workers[local].floating_buffers()],
-            **self.synchronizer.lasting(local),
+            **self.synchronizer.local_tensors(local),
         }
 
     def shared_state(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spardl.basics.checks import is_a, is_finite
+from spardl.basics.checks import is_finite, is_number
 from spardl.basics.errors import ConfigError
 
 __all__ = ["Constant", "Cosine", "Exponential", "LinearDecay", "LrSchedule", "MultiStep"]
@@ -37,7 +37,7 @@ class LrSchedule(ABC):
                 "lr_schedule needs warmup_epochs >= 0 and warmup_factor in [0, 1], got "
                 f"{self.warmup_epochs} and {self.warmup_factor}"
             )
-        if not is_a(float, self.warmup_fraction) or not 0 <= self.warmup_fraction < 1:
+        if not is_number(float, self.warmup_fraction) or not 0 <= self.warmup_fraction < 1:
             raise ConfigError(f"lr_schedule.warmup_fraction must be in [0, 1), got {self.warmup_fraction}")
         if self.warmup_epochs and self.warmup_fraction:
             raise ConfigError("lr_schedule takes warmup_epochs or warmup_fraction, not both; set one of them to 0")
@@ -107,7 +107,7 @@ class Exponential(LrSchedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_a(float, self.gamma) or not 0 < self.gamma <= 1:
+        if not is_number(float, self.gamma) or not 0 < self.gamma <= 1:
             raise ConfigError(f"lr_schedule.gamma must be above 0 and at most 1, got {self.gamma}")
 
     def _decay(self, epoch: float, epochs: float) -> float:

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from spardl.basics.checks import check_seconds
 from spardl.basics.errors import ConfigError, first_line, warn
-from spardl.basics.files import TEXT_BYTES, naming, read_regular, write_atomically
+from spardl.basics.files import TEXT_BYTES, naming_errors, read_regular, write_atomically
 from trainer.report import environment
 from trainer.runs import Run, to_json
 
@@ -84,7 +84,7 @@ class MetricsFile(Observer):
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Appends a line, in one write."""
-        with naming(self._path), self._path.open("a") as file:
+        with naming_errors(self._path), self._path.open("a") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
 
 

@@ -17,7 +17,7 @@ import torch.distributed as dist
 
 from spardl.basics.errors import ConfigError, PeerError, first_line
 from spardl.clusters.workers.membership import Membership, address_of
-from spardl.clusters.workers.store import end_when_silent, hold_store
+from spardl.clusters.workers.store import enable_keepalive, hold_store
 from spardl.method.provenance import first_difference
 
 __all__ = ["Rendezvous", "Stopping"]
@@ -276,5 +276,5 @@ class Rendezvous:
             host, port, None, False, timeout=timedelta(seconds=patience), wait_for_workers=False
         )
         store.set_timeout(timedelta(seconds=self._timeout))
-        end_when_silent(port, self._timeout)
+        enable_keepalive(port, self._timeout)
         return store

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from spardl.basics.errors import CheckpointError, ConfigError
-from spardl.basics.files import naming, read_json, write_atomically
+from spardl.basics.files import naming_errors, read_json, write_atomically
 from trainer.checkpoint import find_checkpoint, saved_workers, verify_checkpoint
 
 __all__ = [
@@ -173,7 +173,7 @@ class Run:
 
     def reserve(self) -> None:
         """Reserves space in the lock file, so that the final summary can be written on a full disk."""
-        with naming(self._lock_file), self._lock_file.open("r+b") as file:
+        with naming_errors(self._lock_file), self._lock_file.open("r+b") as file:
             file.write(os.urandom(_RESERVE))  # random, since some file systems compress zeros
             file.flush()
             os.fsync(file.fileno())  # some file systems allocate only then

@@ -17,7 +17,7 @@ from spardl.basics.errors import PeerError, StoppedError, TrainingError, warn
 from spardl.basics.files import write_atomically
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.clusters.profile import break_even_gbit, gather_costs
-from spardl.method.refusals import Refusals, Refused
+from spardl.method.refusals import NonFiniteCounts, NonFiniteReports
 from spardl.protocol.programs import Phase
 from spardl.schedules.measured import Groups
 from spardl.vector.sparse import SparseVector, Sum
@@ -242,7 +242,7 @@ class Trainer:
         self._observers, self._heartbeat = observers, heartbeat
         self._progress = Progress()
         self._restart: Restart | None = None
-        self._refusals = Refusals(cluster.size)
+        self._refusals = NonFiniteReports(cluster.size)
         self._doing = "starting"
         self._groups_kept = False
         if run.checkpoint:
@@ -299,7 +299,7 @@ class Trainer:
         self._notify("phase", "first step" if self._progress.step == self._first else None)
         began = self._cluster.seconds()
         synchronizer = self._learner.synchronizer
-        synchronizer.measures = last = self._progress.step + 1 == self._learner.total_steps
+        synchronizer.measures_residual = last = self._progress.step + 1 == self._learner.total_steps
         losses = self._learner.step(self._progress.step)
         if last:
             synchronizer.end()
@@ -376,8 +376,8 @@ class Trainer:
 
     def _refused(self) -> int:
         """Counts the gradients of all workers that were discarded or clamped, and warns of new ones."""
-        rows = [torch.tensor(own) for own in self._learner.synchronizer.carried.refusals()]
-        gathered = [Refused(*row.tolist()) for row in gather_rows(self._cluster, rows)]
+        rows = [torch.tensor(own) for own in self._learner.synchronizer.gradient_state.refusals()]
+        gathered = [NonFiniteCounts(*row.tolist()) for row in gather_rows(self._cluster, rows)]
         line = self._refusals.notice(dict(enumerate(gathered)))
         if line and self._cluster.leads:
             warn(line)
@@ -388,7 +388,7 @@ class Trainer:
         self._begin_phase("checking the weights")
         learner = self._learner
         learner.synchronizer.flush()
-        doubtful = self._watch.look(step, [learner.lasting(local) for local in range(len(learner.workers))])
+        doubtful = self._watch.look(step, [learner.local_tensors(local) for local in range(len(learner.workers))])
         if doubtful and not evaluates:
             few = replace(self._settings, eval_examples=self._settings.eval_batch_size)
             found = evaluate(self._plan.task, learner.model, self._cluster, learner.workers, few)
@@ -493,7 +493,7 @@ def _summarize(
     plan: Plan, progress: Progress, learner: Learner, cluster: Cluster, refused: int, weights: Tensor
 ) -> dict[str, Any]:
     costs = gather_costs(cluster, progress.step - progress.counted_from, learner.gradient.vector)
-    waiting = learner.synchronizer.waiting()
+    waiting = learner.synchronizer.residual_size()
     return {
         "metric": plan.task.metric,
         "final": progress.metrics,
@@ -506,7 +506,7 @@ def _summarize(
         "cluster_seconds": progress.virtual,
         "evaluation_seconds": progress.evaluating,
         "step_seconds": costs.seconds,
-        "step_seconds_beside": costs.beside,
+        "step_seconds_beside": costs.overlapped,
         "step_rounds": costs.rounds,
         "step_words": costs.words,
         "step_bytes": costs.bytes_sent,
@@ -550,6 +550,6 @@ def _samples_per_second(settings: Settings, progress: Progress, cluster: Cluster
 
 def _residual_norm(learner: Learner) -> dict[str, float]:
     """2-norm of the residual of the first local rank, if the method has one."""
-    residual = learner.synchronizer.carried.residuals()
+    residual = learner.synchronizer.gradient_state.residuals()
     norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in residual))
     return {"residual/norm": norm} if residual else {}

@@ -18,7 +18,7 @@ def run(words: Sequence[str]) -> None:
     # A signal during the import of torch would kill the task. train.py unblocks signals when it can handle them.
     signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGUSR1})
     import train  # noqa: PLC0415 - slow, and only in the job
-    from spardl.clusters.workers.processes import leave  # noqa: PLC0415
+    from spardl.clusters.workers.processes import exit_now  # noqa: PLC0415
 
     sys.argv = ["train.py", *words]
-    leave(train.main())
+    exit_now(train.main())

@@ -12,25 +12,25 @@ from torch import Tensor
 from spardl.basics.errors import ConfigError
 
 __all__ = [
-    "AVERAGED",
+    "AVERAGED_DTYPES",
+    "check_bool",
     "check_choice",
-    "check_flag",
-    "check_kind",
-    "check_real",
+    "check_dtypes",
+    "check_integer",
     "check_seconds",
-    "check_whole",
-    "is_a",
+    "check_type",
     "is_finite",
+    "is_number",
 ]
 
 # Dtypes of gradients that can be averaged.
-AVERAGED = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
+AVERAGED_DTYPES = frozenset({torch.float64, torch.float32, torch.bfloat16, torch.float16})
 
 # About eleven days: libraries count timeouts in milliseconds, in 31 bits.
 _MAX_SECONDS = 1_000_000
 
 
-def is_a(kind: type[int | float], value: Any) -> bool:
+def is_number(kind: type[int | float], value: Any) -> bool:
     """Whether ``value`` is an integer (``kind=int``) or any real number (``kind=float``); booleans are neither."""
     # bool is a subclass of int.
     return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
@@ -38,10 +38,10 @@ def is_a(kind: type[int | float], value: Any) -> bool:
 
 def is_finite(value: Any) -> bool:
     """Whether ``value`` is a number other than NaN and infinity."""
-    return is_a(float, value) and math.isfinite(value)
+    return is_number(float, value) and math.isfinite(value)
 
 
-def check_whole(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
+def check_integer(name: str, value: Any, least: int | None = None, most: int | None = None) -> None:
     """Checks that a value is an integer within limits.
 
     Args:
@@ -53,14 +53,14 @@ def check_whole(name: str, value: Any, least: int | None = None, most: int | Non
     Raises:
         ConfigError: If ``value`` is not an integer or is out of range.
     """
-    inside = is_a(int, value) and (least is None or value >= least) and (most is None or value <= most)
+    inside = is_number(int, value) and (least is None or value >= least) and (most is None or value <= most)
     if not inside:
         limit = "" if least is None else f", at least {least}"
         limit += "" if most is None else f" and at most {most}"
         raise ConfigError(f"{name} must be a whole number{limit}, got {value!r}")
 
 
-def check_flag(name: str, value: Any) -> None:
+def check_bool(name: str, value: Any) -> None:
     """Checks that a value is a boolean.
 
     Args:
@@ -74,7 +74,7 @@ def check_flag(name: str, value: Any) -> None:
         raise ConfigError(f"{name} must be true or false, got {value!r}")
 
 
-def check_kind(name: str, value: Any, kind: type, *, optional: bool = False) -> None:
+def check_type(name: str, value: Any, kind: type, *, optional: bool = False) -> None:
     """Checks that a value is an instance of a class.
 
     Args:
@@ -107,17 +107,17 @@ def check_choice(name: str, value: Any, choices: Collection[str]) -> None:
         raise ConfigError(f"{name} must be one of {', '.join(choices)}, got {value!r}")
 
 
-def check_real(named: Iterable[tuple[str, Tensor]]) -> None:
+def check_dtypes(named: Iterable[tuple[str, Tensor]]) -> None:
     """Checks that the gradients of all trainable parameters can be averaged.
 
     Args:
         named: Names and parameters, of any shape; frozen parameters are ignored.
 
     Raises:
-        ConfigError: If the dtype of a trainable parameter is not in ``AVERAGED``.
+        ConfigError: If the dtype of a trainable parameter is not in ``AVERAGED_DTYPES``.
     """
     for name, parameter in named:
-        if parameter.requires_grad and parameter.dtype not in AVERAGED:
+        if parameter.requires_grad and parameter.dtype not in AVERAGED_DTYPES:
             raise ConfigError(
                 f"{name} has dtype {str(parameter.dtype).removeprefix('torch.')}, but only floating-point gradients of "
                 "at least 16 bits can be averaged; store a complex parameter as torch.view_as_real(parameter)"
@@ -134,5 +134,5 @@ def check_seconds(name: str, value: Any) -> None:
     Raises:
         ConfigError: If ``value`` is not a number, not above 0, or too large for the libraries that wait.
     """
-    if not is_a(float, value) or not 0 < value <= _MAX_SECONDS:
+    if not is_number(float, value) or not 0 < value <= _MAX_SECONDS:
         raise ConfigError(f"{name} must be above 0 seconds, and at most {_MAX_SECONDS}, got {value!r}")

@@ -19,10 +19,10 @@ __all__ = [
     "TEXT_BYTES",
     "bounded_yaml",
     "checksum",
-    "naming",
-    "no_room",
+    "disk_full_message",
+    "naming_errors",
     "open_regular",
-    "own_temporary_folder",
+    "private_temporary_folder",
     "read_json",
     "read_regular",
     "read_tail",
@@ -45,7 +45,7 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
     """
     # The process id keeps concurrent writers of the same file apart.
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with naming(path):
+    with naming_errors(path):
         try:
             with temporary.open("wb") as file:
                 file.write(data)
@@ -58,7 +58,7 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
 
 
 @contextmanager
-def naming(path: Path) -> Iterator[None]:
+def naming_errors(path: Path) -> Iterator[None]:
     """Adds the file's name to an ``OSError`` raised inside: errors of ``write`` carry only a number and its meaning."""
     try:
         yield
@@ -67,7 +67,7 @@ def naming(path: Path) -> Iterator[None]:
         raise
 
 
-def no_room(error: OSError) -> str | None:
+def disk_full_message(error: OSError) -> str | None:
     """Message for a full disk or exceeded quota; ``None`` for any other error."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
@@ -115,7 +115,7 @@ def read_regular(path: Path, limit: int = RECORD_BYTES) -> bytes:
     Raises:
         OSError: If the file cannot be read, is not a regular file, or exceeds the limit. The error names the file.
     """
-    with open_regular(path, limit) as file, naming(path):
+    with open_regular(path, limit) as file, naming_errors(path):
         # Read past the limit: the file may grow, and files in /proc report a size of 0.
         content = file.read(limit + 1)
     if len(content) > limit:
@@ -130,7 +130,7 @@ def read_text(path: Path, limit: int = TEXT_BYTES, errors: str = "strict") -> st
         OSError: If the file cannot be read, is not a regular file, or exceeds the limit.
         UnicodeDecodeError: If the content is not UTF-8 and ``errors`` is ``strict``.
     """
-    with naming(path), io.TextIOWrapper(open_regular(path, limit), encoding="utf-8", errors=errors) as file:
+    with naming_errors(path), io.TextIOWrapper(open_regular(path, limit), encoding="utf-8", errors=errors) as file:
         return file.read()
 
 
@@ -140,7 +140,7 @@ def read_tail(path: Path, limit: int = RECORD_BYTES) -> bytes:
     Raises:
         OSError: If the file cannot be read or is not a regular file. The error names the file.
     """
-    with open_regular(path) as file, naming(path):
+    with open_regular(path) as file, naming_errors(path):
         file.seek(max(0, os.fstat(file.fileno()).st_size - limit))
         return file.read(limit)
 
@@ -202,7 +202,7 @@ def _expanded(node: Any, known: dict[int, int]) -> int:
     return known[id(node)]
 
 
-def own_temporary_folder() -> Path | None:
+def private_temporary_folder() -> Path | None:
     """The user's private folder ``spardl-UID`` in the temporary directory; created if missing.
 
     Returns:

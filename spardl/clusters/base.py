@@ -14,12 +14,12 @@ from spardl.clusters.ledger import Ledger
 from spardl.communicators.steps.transfer import all_gather
 from spardl.protocol.programs import Boundary, Phase, Program, Worker, whole_team
 
-__all__ = ["Cluster", "Flight", "gather_rows"]
+__all__ = ["Cluster", "Work", "gather_rows"]
 
 T = TypeVar("T")
 
 
-class Flight(ABC, Generic[T]):
+class Work(ABC, Generic[T]):
     """A synchronization that runs while the workers compute.
 
     Each worker has one communication stream, which runs programs in the order in which they are released. All
@@ -91,15 +91,15 @@ class Cluster(ABC):
         """
 
     @abstractmethod
-    def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
+    def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs ``programs`` like ``run``, but does not enter them in the ledgers: they are not part of training."""
 
     @abstractmethod
-    def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Runs ``programs`` like ``run_aside``; returns the seconds of each local rank on the cluster's clock."""
+    def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
+        """Runs ``programs`` like ``run_uncounted``; returns the seconds of each local rank on the cluster's clock."""
 
     @abstractmethod
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
+    def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
         """Prepares one program per local rank to run while the workers compute, once it is released.
 
         Args:
@@ -175,6 +175,6 @@ def gather_rows(cluster: Cluster, rows: Sequence[Tensor], *, counted: bool = Fal
         all_gather(whole_team(worker), row.to(cluster.device), sizes, sizes)
         for worker, row in zip(cluster.local_workers, rows, strict=True)
     ]
-    run = cluster.run if counted else cluster.run_aside
+    run = cluster.run if counted else cluster.run_uncounted
     # All local ranks receive the same rows.
     return [row.to(rows[0].device) for row in run(programs)[0]]

@@ -39,7 +39,7 @@ class Ledger:
         bytes_received: payload bytes received.
         seconds: seconds by phase. In a simulated cluster ``communicate`` and ``wait`` are virtual, the others are
             measured. ``wait`` is the time during which the computation waits for overlapped synchronizations.
-        beside: seconds of overlapped synchronizations, by phase.
+        overlapped: seconds of overlapped synchronizations, by phase.
     """
 
     rounds: int = 0
@@ -48,7 +48,7 @@ class Ledger:
     bytes_sent: int = 0
     bytes_received: int = 0
     seconds: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
-    beside: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
+    overlapped: dict[Phase, float] = field(default_factory=lambda: dict.fromkeys(Phase, 0.0))
     # The main thread and the communication threads write to the same ledger.
     _lock: AbstractContextManager[Any] = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
@@ -68,7 +68,7 @@ class Ledger:
             overlapped: whether the time overlaps the computation.
         """
         with self._lock:
-            (self.beside if overlapped else self.seconds)[phase] += seconds
+            (self.overlapped if overlapped else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
         """Counts one round, ``exchange``."""
@@ -109,7 +109,7 @@ class Ledger:
             "bytes_sent": self.bytes_sent,
             "bytes_received": self.bytes_received,
             "seconds": {phase.value: seconds for phase, seconds in self.seconds.items()},
-            "beside": {phase.value: seconds for phase, seconds in self.beside.items()},
+            "beside": {phase.value: seconds for phase, seconds in self.overlapped.items()},
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -117,7 +117,7 @@ class Ledger:
         for name in ("rounds", "messages", "words", "bytes_sent", "bytes_received"):
             setattr(self, name, values[name])
         self.seconds = {phase: values["seconds"][phase.value] for phase in Phase}
-        self.beside = {phase: values["beside"][phase.value] for phase in Phase}
+        self.overlapped = {phase: values["beside"][phase.value] for phase in Phase}
 
 
 def ring_cost(request: Collective, workers: int) -> tuple[int, int]:

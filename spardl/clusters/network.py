@@ -12,7 +12,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import RECORD_BYTES, bounded_yaml, read_text
 
@@ -47,7 +47,7 @@ class Network:
     gbit: float
 
     def __post_init__(self) -> None:
-        numbers = is_a(float, self.alpha) and is_a(float, self.gbit)
+        numbers = is_number(float, self.alpha) and is_number(float, self.gbit)
         if not numbers or not 0 <= self.alpha < math.inf or not self.gbit > 0:
             raise ConfigError(
                 f"alpha={self.alpha}, gbit={self.gbit} is not a network; set alpha >= 0 (seconds) and gbit > 0 (Gbit/s)"

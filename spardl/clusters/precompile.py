@@ -16,7 +16,7 @@ from zlib import crc32
 
 import torch
 
-from spardl.basics.files import own_temporary_folder
+from spardl.basics.files import private_temporary_folder
 from spardl.clusters.network import Network
 from spardl.clusters.simulated import SimulatedCluster
 from spardl.communicators.allgather import AllGather
@@ -30,7 +30,7 @@ from spardl.vector import kernels
 from spardl.vector.candidates import Candidates
 from spardl.vector.flat import write
 from spardl.vector.kernels import compiled
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Range
 
 __all__ = ["precompile", "prepare"]
 
@@ -74,7 +74,7 @@ def _precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
         _synchronize(method, 2, dtype, Layout.flat(_LENGTH))
 
 
-def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, tells: bool = True) -> None:
+def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, logs: bool = True) -> None:
     """Compiles the kernels of a method before training, where the first step would make all other workers wait.
 
     Logs progress to the logger ``spardl`` if it takes more than a second, as it does the first time on a machine; later
@@ -86,7 +86,7 @@ def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, tell
         method: method used for training.
         workers: number of workers.
         parts: tensors with the dtypes and devices of the gradients, of any shape.
-        tells: whether this process logs progress.
+        logs: whether this process logs progress.
 
     Raises:
         ConfigError: if the method does not support this number of workers.
@@ -100,11 +100,11 @@ def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, tell
     dtypes = sorted({part.dtype for part in parts if compiled(part)}, key=str)
     if not dtypes:
         return
-    with _compiling_once(tells=tells):
+    with _compiling_once(logs=logs):
         for dtype in dtypes:
             _run(method, _representative(method, workers), dtype)
     seconds = time.perf_counter() - begun
-    if tells and seconds > _PATIENCE:
+    if logs and seconds > _PATIENCE:
         logging.getLogger("spardl").warning(
             "compiling the kernels of %s, or loading them from numba's cache, delayed training by %.1f s",
             method.compressor.name,
@@ -113,14 +113,14 @@ def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, tell
 
 
 @contextmanager
-def _compiling_once(*, tells: bool = True) -> Iterator[None]:
+def _compiling_once(*, logs: bool = True) -> Iterator[None]:
     """Makes other processes of this user and machine wait while this process compiles."""
     if not compiled(torch.empty(0)):
         yield
         return
     from numba.core import event  # noqa: PLC0415 - numba is optional
 
-    with _IN_PROCESS, _MachineLock(tells) as lock:
+    with _IN_PROCESS, _MachineLock(logs) as lock:
 
         class Compilation(event.Listener):  # type: ignore[misc]
             """Listener for functions that are missing from numba's cache."""
@@ -168,7 +168,7 @@ class _MachineLock:
         """Waits until no other process compiles."""
         if self._file is not None or self._gave_up or threading.get_ident() != self._thread:
             return
-        folder = own_temporary_folder()
+        folder = private_temporary_folder()
         if folder is None or not self._lock(folder / f"compiling-{_cache_name()}.lock"):
             self._release()
         self._begun = self._logged_at = time.monotonic()
@@ -236,7 +236,7 @@ def _representative(method: Method, workers: int) -> int:
 
 def _apply_threshold(dtype: torch.dtype) -> None:
     # A second step may compile the threshold scan, but whether a synchronization reaches it depends on its gradients.
-    values, part, candidates = torch.arange(1, _LENGTH + 1).to(dtype), Part(0, _LENGTH, _LENGTH // 10), Candidates()
+    values, part, candidates = torch.arange(1, _LENGTH + 1).to(dtype), Range(0, _LENGTH, _LENGTH // 10), Candidates()
     candidates.add(values, None)
     candidates.largest(values, [part], [])
     candidates.add(values, None)
@@ -250,7 +250,7 @@ def _synchronize(method: Method, workers: int, dtype: torch.dtype, layout: Layou
     for _ in range(_STEPS):
         for state in states:
             method.accumulate(torch.randn(layout.length, generator=random).to(dtype), state)
-        averages = cluster.run_aside(
+        averages = cluster.run_uncounted(
             [method.average(worker, state) for worker, state in zip(cluster.local_workers, states, strict=True)]
         )
         write(averages[0], torch.empty(layout.length, dtype=dtype))

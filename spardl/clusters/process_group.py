@@ -26,10 +26,10 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from spardl.basics.checks import check_kind, check_seconds, check_whole
+from spardl.basics.checks import check_integer, check_seconds, check_type
 from spardl.basics.errors import ConfigError, PeerError
-from spardl.basics.weak import when_dropped
-from spardl.clusters.base import Cluster, Flight
+from spardl.basics.weakrefs import on_finalize
+from spardl.clusters.base import Cluster, Work
 from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, message_logging, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
@@ -49,8 +49,8 @@ from spardl.vector.sparse import SparseVector
 __all__ = [
     "Background",
     "Channel",
-    "ProcessFlight",
     "ProcessGroupCluster",
+    "ProcessWork",
     "ProgramRunner",
     "by_host",
     "check_streams",
@@ -489,7 +489,7 @@ class ProcessGroupCluster(Cluster):
         streams: int = 1,
     ) -> None:
         check_seconds("timeout", timeout)
-        check_kind("throttle", throttle, Network, optional=True)
+        check_type("throttle", throttle, Network, optional=True)
         check_streams(streams, torch.device(device), throttle)
         if not dist.is_initialized():
             raise ConfigError("no process group is initialized; call torch.distributed.init_process_group() first")
@@ -498,7 +498,7 @@ class ProcessGroupCluster(Cluster):
                 "this process is not a member of the process group; pass a group that contains it, or None for the "
                 "default group"
             )
-        check_kind("group", group, dist.ProcessGroup, optional=True)
+        check_type("group", group, dist.ProcessGroup, optional=True)
         self._group = dist.group.WORLD if group is None else group
         self._timeout = timedelta(seconds=timeout)
         self._throttle = throttle
@@ -515,7 +515,7 @@ class ProcessGroupCluster(Cluster):
         # The callback captures the ledger, not self: a reference cycle would keep the group alive until the next
         # garbage collection, beyond destroy_process_group(), and its threads can abort a process that ends in between.
         self._stack = PhaseStack(lambda phase, local, seconds: ledger.spend(phase, seconds))
-        when_dropped(self, _end_unreleased, self._side_groups)  # at exit, Background ends its thread itself
+        on_finalize(self, _end_unreleased, self._side_groups)  # at exit, Background ends its thread itself
 
     @property
     def group(self) -> Any:
@@ -527,17 +527,17 @@ class ProcessGroupCluster(Cluster):
         (program,) = self._with_logging(programs, self.local_workers)
         return [ProgramRunner(program, self._channel, self.ledgers[0]).run_to_end()]
 
-    def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
+    def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs the program of this worker without entering its costs."""
         return [ProgramRunner(programs[0], self._channel, Ledger()).run_to_end()]
 
-    def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
+    def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
         """Runs the program of this worker; returns its wall-clock seconds."""
         began = self.now(0)
-        (self.run if self.counts_calibration else self.run_aside)(programs)
+        (self.run if self.counts_calibration else self.run_uncounted)(programs)
         return [self.now(0) - began]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessFlight[T]:
+    def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessWork[T]:
         """Prepares the program of this worker to run in a communication thread.
 
         The first calls open the threads and their groups, so all workers must make them at the same time.
@@ -560,7 +560,7 @@ class ProcessGroupCluster(Cluster):
         side = self._side_groups[self._turn]
         (program,) = self._with_logging(programs, self.local_workers) if counted else programs
         runner = ProgramRunner(program, side.channel, self.ledgers[0] if counted else Ledger(), overlapped=True)
-        return ProcessFlight(runner, side.thread, self._stack, pauses)
+        return ProcessWork(runner, side.thread, self._stack, pauses)
 
     def check_alive(self) -> None:
         """Checks that the process group still exists.
@@ -682,7 +682,7 @@ def check_streams(streams: int, device: torch.device, throttle: Network | None) 
     Raises:
         ConfigError: if it is below 1, or above 1 on a GPU or with a throttle.
     """
-    check_whole("cluster.streams", streams, least=1)
+    check_integer("cluster.streams", streams, least=1)
     if streams > 1 and device.type == "cuda":
         raise ConfigError(f"cluster.streams={streams} can deadlock on GPUs (NCCL groups wait for one another); use 1")
     # Throttling delays each thread alone, as if each had a full link.
@@ -716,7 +716,7 @@ def _end_unreleased(side_groups: Sequence[_SideGroup]) -> None:
         )
 
 
-class ProcessFlight(Flight[T]):
+class ProcessWork(Work[T]):
     """A program in a communication thread."""
 
     def __init__(self, runner: ProgramRunner[T], thread: Background, stack: PhaseStack, pauses: bool) -> None:

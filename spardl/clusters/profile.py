@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_json, write_atomically
 from spardl.clusters.base import Cluster, gather_rows
@@ -38,7 +38,7 @@ class StepCosts:
 
     Attributes:
         seconds: seconds by phase.
-        beside: seconds of overlapped synchronizations, by phase.
+        overlapped: seconds of overlapped synchronizations, by phase.
         rounds: number of exchanges of the worker with the most.
         words: words sent per worker; an index or a value is one word.
         bytes_sent: bytes sent per worker.
@@ -47,7 +47,7 @@ class StepCosts:
     """
 
     seconds: dict[str, float]
-    beside: dict[str, float]
+    overlapped: dict[str, float]
     rounds: float
     words: float
     bytes_sent: float
@@ -58,7 +58,7 @@ class StepCosts:
     def overhead(self) -> float:
         """Seconds spent on compression: selection, packing and merging."""
         local = (Phase.SELECT.value, Phase.PACK.value, Phase.MERGE.value)
-        return sum(self.seconds[phase] + self.beside[phase] for phase in local)
+        return sum(self.seconds[phase] + self.overlapped[phase] for phase in local)
 
 
 def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> StepCosts:
@@ -76,7 +76,7 @@ def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> StepCosts:
     _, words, sent, *seconds = (table[:, :-1].mean(0) / steps).tolist()
     return StepCosts(
         seconds={phase.value: value for phase, value in zip(Phase, seconds[: len(Phase)], strict=True)},
-        beside={phase.value: value for phase, value in zip(Phase, seconds[len(Phase) :], strict=True)},
+        overlapped={phase.value: value for phase, value in zip(Phase, seconds[len(Phase) :], strict=True)},
         rounds=float(table[:, 0].max()) / steps,
         words=words,
         bytes_sent=sent,
@@ -89,7 +89,12 @@ def _row(ledger: Ledger, device: torch.device) -> Tensor:
     # Linux reports ru_maxrss in KiB.
     counts = [ledger.rounds, ledger.words, ledger.bytes_sent]
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
-    values = [*counts, *(ledger.seconds[phase] for phase in Phase), *(ledger.beside[phase] for phase in Phase), peak]
+    values = [
+        *counts,
+        *(ledger.seconds[phase] for phase in Phase),
+        *(ledger.overlapped[phase] for phase in Phase),
+        peak,
+    ]
     return torch.tensor(values, dtype=torch.float64, device=device)
 
 
@@ -160,7 +165,7 @@ class Profile:
     def __post_init__(self) -> None:
         for name in ("model", "device"):
             _demand_text(name, getattr(self, name))
-        _demand(is_a(int, self.batch) and self.batch >= 1, "batch", self.batch, "a whole number, at least 1")
+        _demand(is_number(int, self.batch) and self.batch >= 1, "batch", self.batch, "a whole number, at least 1")
         for name in ("forward", "backward", "update"):
             _demand_seconds(name, getattr(self, name), math.inf)
         if not self.layers:
@@ -169,7 +174,7 @@ class Profile:
             where = f"layers[{number}]."
             count = layer.entries
             _demand_text(f"{where}name", layer.name)
-            _demand(is_a(int, count) and count >= 0, f"{where}entries", count, "a whole number, at least 0")
+            _demand(is_number(int, count) and count >= 0, f"{where}entries", count, "a whole number, at least 0")
             if layer.shapes:  # shapes are optional, but must agree with the entries
                 held = sum(map(math.prod, layer.shapes))
                 _demand(held == count, f"{where}shapes", layer.shapes, f"shapes with {count} entries in total")
@@ -264,7 +269,7 @@ def _layer(row: Any, where: str) -> LayerTimes:
     found = _fields(LayerTimes, row, where)
     shapes = found.get("shapes", [])
     right = isinstance(shapes, list) and all(isinstance(shape, list) for shape in shapes)
-    right = right and all(is_a(int, length) and length >= 0 for shape in shapes for length in shape)
+    right = right and all(is_number(int, length) and length >= 0 for shape in shapes for length in shape)
     _demand(right, f"{where}shapes", shapes, "lists of whole numbers, one list per tensor")
     return LayerTimes(**{**found, "shapes": tuple(map(tuple, shapes))})
 
@@ -299,7 +304,7 @@ def _demand_text(name: str, value: object) -> None:
 
 
 def _demand_seconds(name: str, value: Any, limit: float) -> None:
-    finite = is_a(float, value) and math.isfinite(value)
+    finite = is_number(float, value) and math.isfinite(value)
     most = f" to {limit:g}" if math.isfinite(limit) else " up"
     _demand(finite and 0 <= value <= limit, name, value, f"seconds from 0{most}")
 

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_flag, check_kind, check_whole
+from spardl.basics.checks import check_bool, check_integer, check_type
 from spardl.basics.errors import ConfigError, ProgramError
-from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.base import Cluster, Work
 from spardl.clusters.ledger import Ledger, PhaseStack, Stopwatch, message_logging, ring_cost
 from spardl.clusters.network import Network
 from spardl.protocol.programs import (
@@ -344,9 +344,9 @@ class SimulatedCluster(Cluster):
         profile: Profile | None = None,
         timer: Callable[[], float] = time.perf_counter,
     ) -> None:
-        check_whole("cluster.workers", workers, least=1)
-        check_kind("network", network, Network)
-        check_flag("count_local", count_local)
+        check_integer("cluster.workers", workers, least=1)
+        check_type("network", network, Network)
+        check_bool("count_local", count_local)
         self.size = workers
         self.device = torch.device(device)
         self.local_ranks = range(workers)
@@ -368,11 +368,11 @@ class SimulatedCluster(Cluster):
         wrapped = self._with_logging(programs, self.local_workers)
         return self._run(wrapped, self._network, self.ledgers, self._clocks, self._count_local).run_to_end()
 
-    def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
+    def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs the programs of all workers without advancing the clocks."""
         return self._run(programs, self._network, self._spare_ledgers(), [0.0] * self.size, False).run_to_end()
 
-    def time_aside(self, programs: Sequence[Program[Any]]) -> list[float]:
+    def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
         """Runs the programs on temporary clocks; returns the virtual seconds of each worker."""
         clocks = [0.0] * self.size
         self._run(programs, self._network, self._spare_ledgers(), clocks, self._count_local).run_to_end()
@@ -381,9 +381,9 @@ class SimulatedCluster(Cluster):
     def _spare_ledgers(self) -> list[Ledger]:
         return [Ledger() for _ in self.local_ranks]
 
-    def flight(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Flight[T]:
+    def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
         """Prepares the programs of all workers; they run when the first result is requested."""
-        return _SimulatedFlight(self, self._with_logging(programs, self.local_workers), pauses)
+        return _SimulatedWork(self, self._with_logging(programs, self.local_workers), pauses)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
         """Enters measured seconds for each of the ranks and advances their virtual clocks."""
@@ -443,7 +443,7 @@ class SimulatedCluster(Cluster):
         self._stack.settle()  # the running phase has not advanced the clock yet
         return self._clocks[local]
 
-    def enqueue(self, job: _Job) -> None:
+    def append(self, job: _Job) -> None:
         """Appends ``job`` to the communication streams of all workers."""
         self._jobs.append(job)
 
@@ -452,7 +452,7 @@ class SimulatedCluster(Cluster):
 
         Args:
             local: position of the rank in ``local_ranks``.
-            job: a job passed to ``enqueue`` before.
+            job: a job passed to ``append`` before.
 
         Returns:
             The result of the worker's program.
@@ -503,7 +503,7 @@ class _Job:
         return [self.released[rank] for rank in range(len(self.programs))]
 
 
-class _SimulatedFlight(Flight[T]):
+class _SimulatedWork(Work[T]):
     """Programs that start once all workers have released them."""
 
     def __init__(self, cluster: SimulatedCluster, programs: Sequence[Program[T]], pauses: bool) -> None:
@@ -514,7 +514,7 @@ class _SimulatedFlight(Flight[T]):
 
     def release(self, local: int) -> None:
         if not self._first.released:
-            self._cluster.enqueue(self._first)
+            self._cluster.append(self._first)
         self._first.released[local] = self._cluster.now(local)
 
     def boundary(self, local: int) -> Boundary:
@@ -524,7 +524,7 @@ class _SimulatedFlight(Flight[T]):
 
     def resume(self) -> None:
         self._last.released = {local: self._cluster.now(local) for local in range(self._cluster.size)}
-        self._cluster.enqueue(self._last)
+        self._cluster.append(self._last)
 
     def wait(self, local: int) -> T:
         result: T = self._cluster.arrive(local, self._last)

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from spardl.communicators.base import Communicator, Synchronization
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import Bounds, Combination, Context, Cost, Phase, Program, State, log2_ceil, whole_team
 from spardl.vector.packing import Slot
@@ -44,7 +44,11 @@ class AllGather(Communicator[SparseCompressor, State]):
         yield Phase.SELECT
         context, compressor = sync.context, sync.compressor
         own = sync.accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
-        team, capacity, courier = whole_team(context.worker), compressor.capacity(context), Courier.of(sync.accumulated)
+        team, capacity, courier = (
+            whole_team(context.worker),
+            compressor.capacity(context),
+            BlockExchange.of(sync.accumulated),
+        )
         if capacity is None:
             # Receivers allocate their buffers in advance, so they need the counts before the entries.
             slots = yield from courier.slots_of(team, own, [own.length] * team.size)

@@ -35,7 +35,7 @@ from spardl.protocol.programs import (
     whole_team,
 )
 from spardl.vector.layout import Layout
-from spardl.vector.norms import largest
+from spardl.vector.norms import largest_magnitude
 from spardl.vector.sparse import Sum
 
 __all__ = ["AllReduceCodes"]
@@ -111,7 +111,7 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
         yield Phase.PACK
         sums = _contexts(context, number=team.size)
         message = compressor.take(blocks[team.position], sums[team.position], sync.compression)
-        total = sync.state.buffer(values) if accumulated.room is None else accumulated.room
+        total = sync.state.buffer(values) if accumulated.sum_buffer is None else accumulated.sum_buffer
         outputs = [total[block.start : block.stop] for block in _blocks_of(context.layout, team.size)]
         # The owner uses the decoded sum like all others, otherwise its weights would differ from theirs.
         compressor.decode_into(outputs[team.position], message, sums[team.position])
@@ -178,7 +178,7 @@ def _reduce_scatter(sync: Synchronization[CodeCompressor, SumState], blocks: Seq
         )
     yield Phase.MERGE
     work(team.size)
-    peak, limit = largest([total]), torch.finfo(total.dtype).max
+    peak, limit = largest_magnitude([total]), torch.finfo(total.dtype).max
     if peak > limit:
         # An infinite sum has no code. The method recognizes the clamped value as an overflow.
         total.clamp_(-limit, limit)

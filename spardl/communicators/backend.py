@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from spardl.basics.checks import check_flag
+from spardl.basics.checks import check_bool
 from spardl.communicators.base import DenseCommunicator
 from spardl.protocol.programs import AllGather, AllReduce, Boundary, Bounds, Cost, Program, ReduceScatter, Worker
 
@@ -35,7 +35,7 @@ class Backend(DenseCommunicator):
     name = "backend"
 
     def __post_init__(self) -> None:
-        check_flag("communicator.halves", self.halves)
+        check_bool("communicator.halves", self.halves)
 
     @property
     def splits(self) -> bool:

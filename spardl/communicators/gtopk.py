@@ -24,7 +24,7 @@ from typing import NamedTuple, TypeAlias
 from spardl.basics.checks import check_choice
 from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.doubling import Target, recursive_doubling
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import (
     Bounds,
@@ -99,12 +99,12 @@ def folded_doubling(team: Team, own: SparseVector, target: Target) -> Program[Sp
 
 def _send(to: int, block: SparseVector, target: Target) -> Program[None]:
     yield Phase.PACK
-    yield Exchange([Courier.of(target.accumulated).send(to, block, target.slot)], [])
+    yield Exchange([BlockExchange.of(target.accumulated).send(to, block, target.slot)], [])
 
 
 def _receive(source: int, target: Target) -> Program[SparseVector]:
     yield Phase.PACK
-    courier = Courier.of(target.accumulated)
+    courier = BlockExchange.of(target.accumulated)
     (message,) = yield Exchange([], [courier.receive(source, target.slot)])
     block = courier.open(message, target.slot)
     yield Phase.MERGE

@@ -27,7 +27,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_whole
+from spardl.basics.checks import check_integer
 from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.split import (
     balance,
@@ -38,7 +38,7 @@ from spardl.communicators.steps.split import (
     swap_counts,
     swap_words,
 )
-from spardl.communicators.steps.transfer import Courier, all_gather_counts
+from spardl.communicators.steps.transfer import BlockExchange, all_gather_counts
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import (
     Bounds,
@@ -55,7 +55,7 @@ from spardl.protocol.programs import (
 from spardl.vector import sparse
 from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.candidates import Reuse, check_number, smallest_magnitude
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.packing import Slot
 from spardl.vector.selection import top_k
 from spardl.vector.sparse import SparseVector, Sum
@@ -134,7 +134,7 @@ class Region(NamedTuple):
 
     team: Team
     borders: Sequence[int]
-    courier: Courier
+    courier: BlockExchange
     entries: SparseVector
 
     @property
@@ -222,7 +222,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
     def __post_init__(self) -> None:
         self.check_reuse("communicator")
         for name in ("repartition_period", "threshold_period", "bucket"):
-            check_whole(f"communicator.{name}", getattr(self, name), least=1)
+            check_integer(f"communicator.{name}", getattr(self, name), least=1)
         if self.balance_factor is not None:
             check_number("communicator", "balance_factor", self.balance_factor, 0)
 
@@ -269,7 +269,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         # Borders also have to be chosen after the world size has changed.
         if context.step % self.repartition_period == 0 or state.borders.numel() != team.size + 1:
             state.borders = torch.tensor((yield from consensus_borders(team, own)), dtype=torch.int64)
-        borders, courier = state.borders.tolist(), Courier.of(accumulated)
+        borders, courier = state.borders.tolist(), BlockExchange.of(accumulated)
         total = yield from split_and_reduce(team, own, borders, self.bucket, courier)
         # The owner rounds its sums before it selects, so it compares the values that all workers will receive.
         region = Region(team, borders, courier, accumulated.rounded(borders[team.position], total))
@@ -337,7 +337,7 @@ def _selection_limit(k: int) -> int:
 def _capped(select: Select, k: int) -> Select:
     """A selection that is cut to its k largest entries if it exceeds the limit."""
 
-    def capped(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+    def capped(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
         positions = select(accumulated, parts)
         if positions.numel() <= _selection_limit(k):
             return positions

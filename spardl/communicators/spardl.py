@@ -24,11 +24,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from spardl.basics.checks import check_choice, check_whole
+from spardl.basics.checks import check_choice, check_integer
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.doubling import Target, recursive_doubling
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import (
     Boundary,
@@ -43,7 +43,7 @@ from spardl.protocol.programs import (
     log2_ceil,
 )
 from spardl.vector.accumulator import Accumulator, Select
-from spardl.vector.layout import Part, Parts
+from spardl.vector.layout import Range, Ranges
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, Sum, merge
 
@@ -73,10 +73,10 @@ class Blocks:
     capacity: int
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Range]:
         """The blocks as ranges, each with the number of entries to keep."""
         borders = [block * self.length // self.count for block in range(self.count + 1)]
-        return [Part(start, stop, min(self.capacity, stop - start)) for start, stop in pairwise(borders)]
+        return [Range(start, stop, min(self.capacity, stop - start)) for start, stop in pairwise(borders)]
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
@@ -84,11 +84,11 @@ class Blocks:
         return tuple(Slot(part.k, part.stop - part.start) for part in self.parts)
 
     @cached_property
-    def _twice(self) -> Parts:
+    def _twice(self) -> Ranges:
         # Two rounds of all blocks, so that neighbours across the end of the vector are one slice as well.
-        return Parts(np.tile(Parts.of(self.parts).columns, 2))
+        return Ranges(np.tile(Ranges.of(self.parts).columns, 2))
 
-    def cyclic(self, first: int, size: int) -> Parts:
+    def cyclic(self, first: int, size: int) -> Ranges:
         """``size`` neighbouring blocks from block ``first`` (below ``count``) on; block 0 follows the last one."""
         return self._twice[first : first + size]
 
@@ -100,7 +100,7 @@ def _make_blocks(length: int, count: int, capacity: int) -> Blocks:
 
 
 @lru_cache(maxsize=1 << 14)
-def _cyclic_blocks(blocks: Blocks, first: int, size: int) -> Parts:
+def _cyclic_blocks(blocks: Blocks, first: int, size: int) -> Ranges:
     return blocks.cyclic(first, size)
 
 
@@ -172,7 +172,7 @@ def spar_reduce_scatter(team: Team, accumulated: Accumulator, blocks: Blocks, se
         blocks: Division of the vector into blocks.
         select: Selection of the entries to keep.
     """
-    courier = Courier.of(accumulated)
+    courier = BlockExchange.of(accumulated)
     for distance, size in srs_rounds(team.size):
         outgoing, incoming = (
             _cyclic_blocks(blocks, team.at(distance), size),
@@ -191,7 +191,7 @@ def spar_reduce_scatter(team: Team, accumulated: Accumulator, blocks: Blocks, se
         accumulated.add(incoming.start, arrived)
 
 
-def _slot(blocks: Parts) -> Slot:
+def _slot(blocks: Ranges) -> Slot:
     return Slot(blocks.wanted, blocks.length)
 
 
@@ -212,7 +212,7 @@ class ReducedBlock(NamedTuple):
 
     def take(self, k: int) -> SparseVector:
         """Removes the k largest entries of the block from the vector and returns them."""
-        return self.accumulated.take([Part(self.start, self.start + self.slot.length, k)], self.select)
+        return self.accumulated.take([Range(self.start, self.start + self.slot.length, k)], self.select)
 
 
 def _shard(block: SparseVector, own: ReducedBlock, peers: Team) -> SparseVector:
@@ -235,7 +235,7 @@ def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[
         return own.take(capacity)
     # A block that is kept whole leaves nothing to choose, and density 1 must lose nothing: h is not adapted then.
     h = capacity if capacity == own.slot.length else state.start(capacity, peers.size)
-    courier, slots = Courier.of(own.accumulated), [Slot(h, own.slot.length)] * peers.size
+    courier, slots = BlockExchange.of(own.accumulated), [Slot(h, own.slot.length)] * peers.size
     # ``merge`` adds in the order of teams on every worker; another order could change the last bit of a sum.
     union = merge((yield from courier.all_gather(peers, own.take(h), slots)))
     state.adapt(len(union), capacity, peers.size)
@@ -289,7 +289,7 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
     sends_whole = True
 
     def __post_init__(self) -> None:
-        check_whole("communicator.teams", self.teams, least=1)
+        check_integer("communicator.teams", self.teams, least=1)
         check_choice("communicator.gather", self.gather, GATHERS)
         if self.gather == "recursive" and self.teams & (self.teams - 1):
             raise ConfigError(
@@ -349,4 +349,4 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
         own = ReducedBlock(accumulated, blocks.parts[team.position].start, blocks.slots[team.position], select)
         block = yield from GATHERS[self.gather].run(peers, own, sync.state)
         yield Boundary(_shard(block, own, peers))
-        return (yield from Courier.of(accumulated).all_gather_joined(team, block, blocks.slots))
+        return (yield from BlockExchange.of(accumulated).all_gather_joined(team, block, blocks.slots))

@@ -27,11 +27,11 @@ from itertools import pairwise
 
 import torch
 
-from spardl.basics.checks import check_whole, is_a
+from spardl.basics.checks import check_integer, is_number
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator, Synchronization
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, split_cost
-from spardl.communicators.steps.transfer import Courier, all_gather
+from spardl.communicators.steps.transfer import BlockExchange, all_gather
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import (
     Boundary,
@@ -75,8 +75,8 @@ class TopkDSA(Communicator[SparseCompressor, State]):
     sums = frozenset({Output.AT_MOST_K, Output.ABOUT_K, Output.ANY_COUNT})
 
     def __post_init__(self) -> None:
-        check_whole("communicator.bucket", self.bucket, least=1)
-        if not is_a(float, self.dense_above) or not 0 <= self.dense_above <= 1:
+        check_integer("communicator.bucket", self.bucket, least=1)
+        if not is_number(float, self.dense_above) or not 0 <= self.dense_above <= 1:
             raise ConfigError(f"communicator.dense_above must be a number from 0 to 1, got {self.dense_above!r}")
 
     @property
@@ -111,7 +111,7 @@ class TopkDSA(Communicator[SparseCompressor, State]):
         context, accumulated, compressor = sync.context, sync.accumulated, sync.compressor
         length, team = accumulated.values.numel(), whole_team(context.worker)
         own = accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
-        courier = Courier.of(accumulated)
+        courier = BlockExchange.of(accumulated)
         borders = equal_regions(length, team.size)
         region = yield from split_and_reduce(team, own, borders, self.bucket, courier)
         start = borders[team.position]

@@ -18,12 +18,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_whole, is_a
+from spardl.basics.checks import check_integer, is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.protocol.programs import Combination, Context, Phase, Program, State, seeded_generator
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Range
 from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["METHODS", "ARCTopK"]
@@ -47,9 +47,9 @@ class _Matrix(NamedTuple):
     k: int
 
     @property
-    def part(self) -> Part:
+    def part(self) -> Range:
         """Range of the matrix, and the number of entries to send."""
-        return Part(self.start, self.start + self.rows * self.cols, self.k * self.cols)
+        return Range(self.start, self.start + self.rows * self.cols, self.k * self.cols)
 
     @property
     def compressed(self) -> bool:
@@ -82,14 +82,14 @@ class ARCTopK(DenseCompressor):
     by_matrix = True
 
     def __post_init__(self) -> None:
-        if not is_a(float, self.density) or not 0 < self.density <= 1:
+        if not is_number(float, self.density) or not 0 < self.density <= 1:
             raise ConfigError(
                 f"compressor.density must be above 0 and at most 1, got {self.density!r}; 0.01 keeps 1% of the rows"
             )
-        check_whole("compressor.sketch", self.sketch, least=1)
-        check_whole("compressor.seed", self.seed)
+        check_integer("compressor.sketch", self.sketch, least=1)
+        check_integer("compressor.seed", self.seed)
 
-    def parts(self, context: Context) -> list[Part]:
+    def parts(self, context: Context) -> list[Range]:
         """Range of every non-empty tensor, and the number of entries in the rows to send."""
         return [matrix.part for matrix in _matrices(context.layout, self.density, self.sketch)]
 

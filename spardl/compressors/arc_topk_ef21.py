@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.arc_topk import ARCTopK
 from spardl.compressors.base import Mass, Total
@@ -76,7 +76,7 @@ class ARCTopKEF21(ARCTopK):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_a(float, self.share) or not 0 < self.share <= 1:
+        if not is_number(float, self.share) or not 0 < self.share <= 1:
             raise ConfigError(
                 f"compressor.share must be above 0 and at most 1, got {self.share!r}; 0.1 is a momentum of 0.9"
             )

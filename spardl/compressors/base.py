@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spardl.protocol.programs import Context, Program, State
 from spardl.vector.accumulator import Accumulator, Select
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Range
 from spardl.vector.packing import NIBBLE
 from spardl.vector.sparse import Sum
 
@@ -76,12 +76,12 @@ class Compressor(ABC):
         """Creates the initial state of a worker for gradients of this ``layout``, ``dtype`` and ``device``."""
         return State()
 
-    def parts(self, context: Context) -> list[Part]:
+    def parts(self, context: Context) -> list[Range]:
         """Ranges of the vector, and the number of entries to send unchanged from each, in ``context``.
 
         All entries, unless the compressor sparsifies.
         """
-        return [Part(0, context.layout.length, context.layout.length)]
+        return [Range(0, context.layout.length, context.layout.length)]
 
     def count(self, context: Context) -> int:
         """Total number of entries to send unchanged in ``context``."""
@@ -98,9 +98,9 @@ class SparseCompressor(Compressor):
         """Maximum number of selected entries in ``context``; ``None`` if it is known only after the selection."""
         return self.count(context) if self.output is Output.AT_MOST_K else None
 
-    def whole(self, context: Context) -> Part:
+    def whole(self, context: Context) -> Range:
         """The whole vector as one range, with the number of entries to send in ``context``."""
-        return Part(0, context.layout.length, self.count(context))
+        return Range(0, context.layout.length, self.count(context))
 
     @property
     def index_step(self) -> int:

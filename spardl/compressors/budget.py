@@ -17,12 +17,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_choice, check_whole, is_a
+from spardl.basics.checks import check_choice, check_integer, is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import SparseCompressor
 from spardl.protocol.programs import Context, State
 from spardl.vector.accumulator import Accumulator, Select
-from spardl.vector.layout import Layout, Part, Parts
+from spardl.vector.layout import Layout, Range, Ranges
 from spardl.vector.packing import NIBBLE
 
 __all__ = ["AUTO", "CHUNK", "SCOPES", "Budget", "BudgetedCompressor", "Piece", "Pieces", "PiecewiseCompressor", "Scope"]
@@ -100,13 +100,13 @@ class Budget:
     def __post_init__(self) -> None:
         for name in ("density", "warmup_density"):
             value = getattr(self, name)
-            if not is_a(float, value) or not 0 < value <= 1:
+            if not is_number(float, value) or not 0 < value <= 1:
                 raise ConfigError(
                     f"compressor.{name} must be above 0 and at most 1, got {value!r}; 0.01 keeps 1% of the entries"
                 )
         check_choice("compressor.scope", self.scope, SCOPES)
-        check_whole("compressor.bucket_entries", self.bucket_entries, least=1)
-        check_whole("compressor.warmup_steps", self.warmup_steps, least=0)
+        check_integer("compressor.bucket_entries", self.bucket_entries, least=1)
+        check_integer("compressor.warmup_steps", self.warmup_steps, least=0)
 
     @classmethod
     def takes_chunks(cls, scope: Any, density: Any) -> bool:
@@ -120,7 +120,7 @@ class Budget:
             Whether the scope means chunks.
         """
         # Below one entry per chunk, chunks would send more than the density asks for.
-        return cls.chunks_updates and scope == AUTO and is_a(float, density) and density * CHUNK >= 1
+        return cls.chunks_updates and scope == AUTO and is_number(float, density) and density * CHUNK >= 1
 
     def density_at(self, step: int) -> float:
         """Density k / n at ``step``: a geometric sequence from ``warmup_density`` to ``density``."""
@@ -128,31 +128,31 @@ class Budget:
             return self.density
         return float(self.warmup_density * (self.density / self.warmup_density) ** (step / self.warmup_steps))
 
-    def parts(self, context: Context) -> list[Part]:
+    def parts(self, context: Context) -> list[Range]:
         """Parts of the vector in ``context``, and the number of entries to send of each, without empty parts."""
         return list(_budgets(*self._key(context)))
 
-    def pieces(self, blocks: Sequence[Part], context: Context) -> Pieces:
+    def pieces(self, blocks: Sequence[Range], context: Context) -> Pieces:
         """Intersections of the parts with ``blocks`` of the vector in ``context``, except those that send nothing."""
         key = self._key(context)
         if len(_budgets(*key)) == 1:
-            whole = Parts.of(blocks).sending
+            whole = Ranges.of(blocks).sending
             return Pieces([0] * len(whole), whole)
         found = [_pieces(*key, block) for block in blocks]
         if len(found) == 1:
             return found[0]
         columns = [np.empty((3, 0), np.int64), *(each.ranges.columns for each in found)]
-        return Pieces([number for each in found for number in each.numbers], Parts(np.concatenate(columns, axis=1)))
+        return Pieces([number for each in found for number in each.numbers], Ranges(np.concatenate(columns, axis=1)))
 
     def _key(self, context: Context) -> tuple[str, Layout, int, float]:
         return self.scope, context.layout, self.bucket_entries, self.density_at(context.step)
 
 
 @lru_cache(maxsize=16)
-def _budgets(scope: str, layout: Layout, bucket_entries: int, density: float) -> tuple[Part, ...]:
+def _budgets(scope: str, layout: Layout, bucket_entries: int, density: float) -> tuple[Range, ...]:
     # Cached: there can be thousands of parts, and every step needs them several times.
     ranges = SCOPES[scope].cut(layout, bucket_entries)
-    return tuple(Part(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start)
+    return tuple(Range(start, stop, _share(density, stop - start)) for start, stop in ranges if stop > start)
 
 
 def _share(density: float, length: int) -> int:
@@ -185,7 +185,7 @@ class BudgetedCompressor(Budget, SparseCompressor):
     def selector(self, context: Context, state: State) -> Select:
         """Returns a function that splits ranges at the borders of the parts, and selects entries of each piece."""
 
-        def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+        def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
             chosen = self.choose_all(accumulated, self.pieces(parts, context), context, state)
             if len(chosen) == 1:
                 return chosen[0]
@@ -246,7 +246,7 @@ class Pieces(Sequence[Piece]):
         ranges: Ranges of the pieces, and the number of entries to send of each.
     """
 
-    def __init__(self, numbers: Sequence[int], ranges: Parts) -> None:
+    def __init__(self, numbers: Sequence[int], ranges: Ranges) -> None:
         self.numbers, self.ranges = numbers, ranges
 
     def __len__(self) -> int:
@@ -276,7 +276,7 @@ class _Overlap(NamedTuple):
 
 
 @lru_cache(maxsize=128)
-def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, block: Part) -> Pieces:
+def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, block: Range) -> Pieces:
     """Intersections of all parts with a block, and their shares of the block's budget."""
     found = []
     for number, part in enumerate(_budgets(scope, layout, bucket_entries, density)):
@@ -284,8 +284,8 @@ def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, blo
         if low < high:
             found.append(_Overlap(number, low, high, part.k * (high - low) / (part.stop - part.start)))
     shares = zip(found, _shares(found, block.k), strict=True)
-    sending = [(each.part, Part(each.start, each.stop, share)) for each, share in shares if share]
-    return Pieces([number for number, _ in sending], Parts.of([part for _, part in sending]))
+    sending = [(each.part, Range(each.start, each.stop, share)) for each, share in shares if share]
+    return Pieces([number for number, _ in sending], Ranges.of([part for _, part in sending]))
 
 
 def _shares(overlaps: Sequence[_Overlap], k: int) -> Iterator[int]:

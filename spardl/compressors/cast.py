@@ -69,7 +69,7 @@ class Cast(DenseCompressor):
         for value, share in _chunks(values, shares):
             share.copy_(value.div_(workers))
         average = yield from total(shares)
-        sums = torch.empty_like(values) if accumulated.room is None else accumulated.room
+        sums = torch.empty_like(values) if accumulated.sum_buffer is None else accumulated.sum_buffer
         for share, entry in _chunks(average, sums):
             entry.copy_(share).mul_(workers)
         return sums

@@ -18,13 +18,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_flag, check_whole, is_a
+from spardl.basics.checks import check_bool, check_integer, is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
 from spardl.protocol.programs import Combination, Context, Phase, Program, State
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.selection import top_k
 from spardl.vector.sparse import SparseVector, Sum
 
@@ -203,7 +203,7 @@ class SketchedPart(NamedTuple):
         candidates: Number of entries whose exact sums are computed; all of them without a table.
     """
 
-    part: Part
+    part: Range
     columns: int
     candidates: int
 
@@ -244,20 +244,20 @@ class CountSketch(Budget, DenseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_a(int, self.rows) or self.rows < 1 or self.rows % 2 == 0:
+        if not is_number(int, self.rows) or self.rows < 1 or self.rows % 2 == 0:
             raise ConfigError(f"compressor.rows must be an odd number, at least 1, got {self.rows!r}")
-        if not is_a(float, self.columns_per_entry) or not 0 < self.columns_per_entry < math.inf:
+        if not is_number(float, self.columns_per_entry) or not 0 < self.columns_per_entry < math.inf:
             raise ConfigError(f"compressor.columns_per_entry must be a number above 0, got {self.columns_per_entry!r}")
-        if not is_a(float, self.candidates) or not 1 <= self.candidates < math.inf:
+        if not is_number(float, self.candidates) or not 1 <= self.candidates < math.inf:
             raise ConfigError(f"compressor.candidates must be a number, at least 1, got {self.candidates!r}")
-        check_flag("compressor.fresh_hashes", self.fresh_hashes)
-        check_whole("compressor.seed", self.seed, least=0)
+        check_bool("compressor.fresh_hashes", self.fresh_hashes)
+        check_integer("compressor.seed", self.seed, least=0)
 
     def plan(self, context: Context) -> list[SketchedPart]:
         """Plan for each part in ``context``: a table is used only where it reduces the number of words."""
         return [self._plan(part) for part in self.parts(context)]
 
-    def _plan(self, part: Part) -> SketchedPart:
+    def _plan(self, part: Range) -> SketchedPart:
         length = part.stop - part.start
         columns, candidates = math.ceil(self.columns_per_entry * part.k), math.ceil(self.candidates * part.k)
         if self.rows * columns + candidates >= length:

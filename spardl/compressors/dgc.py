@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_whole, is_a
+from spardl.basics.checks import check_integer, is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
@@ -62,13 +62,13 @@ class SampledTopK(PiecewiseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_a(float, self.sample_ratio) or not 0 < self.sample_ratio <= 1:
+        if not is_number(float, self.sample_ratio) or not 0 < self.sample_ratio <= 1:
             raise ConfigError(f"compressor.sample_ratio must be above 0 and at most 1, got {self.sample_ratio!r}")
-        check_whole("compressor.least_sample", self.least_sample, least=1)
-        check_whole("compressor.lowerings", self.lowerings, least=0)
-        if not is_a(float, self.low) or not 0 <= self.low <= 1:
+        check_integer("compressor.least_sample", self.least_sample, least=1)
+        check_integer("compressor.lowerings", self.lowerings, least=0)
+        if not is_number(float, self.low) or not 0 <= self.low <= 1:
             raise ConfigError(f"compressor.low must be at least 0 and at most 1, got {self.low!r}")
-        if not is_a(float, self.factor) or not 0 < self.factor < 1:
+        if not is_number(float, self.factor) or not 0 < self.factor < 1:
             raise ConfigError(f"compressor.factor must be above 0 and below 1, got {self.factor!r}")
 
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:

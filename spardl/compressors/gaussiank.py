@@ -14,7 +14,7 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_whole, is_a
+from spardl.basics.checks import check_integer, is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output
 from spardl.compressors.budget import PiecewiseCompressor
@@ -61,12 +61,12 @@ class GaussianK(PiecewiseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("compressor.corrections", self.corrections, least=0)
-        if not is_a(float, self.factor) or not 0 < self.factor < 1:
+        check_integer("compressor.corrections", self.corrections, least=0)
+        if not is_number(float, self.factor) or not 0 < self.factor < 1:
             raise ConfigError(f"compressor.factor must be above 0 and below 1, got {self.factor!r}")
-        if not is_a(float, self.low) or not 0 <= self.low <= 1:
+        if not is_number(float, self.low) or not 0 <= self.low <= 1:
             raise ConfigError(f"compressor.low must be at least 0 and at most 1, got {self.low!r}")
-        if not is_a(float, self.high) or not 1 <= self.high < math.inf:
+        if not is_number(float, self.high) or not 1 <= self.high < math.inf:
             raise ConfigError(f"compressor.high must be a number, at least 1, got {self.high!r}")
 
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:

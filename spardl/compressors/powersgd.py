@@ -18,7 +18,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_flag, check_whole
+from spardl.basics.checks import check_bool, check_integer
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.protocol.programs import Combination, Context, Phase, Program, State, seeded_generator
 from spardl.vector.accumulator import Accumulator
@@ -70,9 +70,9 @@ class PowerSGD(DenseCompressor):
     by_matrix = True
 
     def __post_init__(self) -> None:
-        check_whole("compressor.rank", self.rank, least=1)
-        check_whole("compressor.seed", self.seed, least=0)
-        check_flag("compressor.warm_start", self.warm_start)
+        check_integer("compressor.rank", self.rank, least=1)
+        check_integer("compressor.seed", self.seed, least=0)
+        check_bool("compressor.warm_start", self.warm_start)
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> PowerSGDState:
         """Creates random orthonormal columns, or an empty basis without warm start."""

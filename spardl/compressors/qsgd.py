@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spardl.basics.checks import check_choice, check_whole, is_a
+from spardl.basics.checks import check_choice, check_integer, is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.protocol.programs import Combination, Context, State, seeded_generator
@@ -63,11 +63,11 @@ class QSGD(CodeCompressor):
     mass = Mass.UNBIASED
 
     def __post_init__(self) -> None:
-        if not is_a(int, self.bits) or self.bits not in (2, 4, 8):
+        if not is_number(int, self.bits) or self.bits not in (2, 4, 8):
             raise ConfigError(f"compressor.bits must be one of 2, 4, 8, got {self.bits!r}")
         check_choice("compressor.norm", self.norm, NORMS)
-        check_whole("compressor.bucket_entries", self.bucket_entries, least=1)
-        check_whole("compressor.seed", self.seed)
+        check_integer("compressor.bucket_entries", self.bucket_entries, least=1)
+        check_integer("compressor.seed", self.seed)
 
     @property
     def levels(self) -> int:

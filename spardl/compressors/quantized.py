@@ -18,7 +18,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_choice, check_flag, check_whole
+from spardl.basics.checks import check_bool, check_choice, check_integer
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.protocol.programs import Combination, Context, State, seeded_generator
@@ -134,11 +134,11 @@ class Quantized(CodeCompressor):
 
     def __post_init__(self) -> None:
         check_choice("compressor.format", self.format, FORMATS)
-        check_whole("compressor.block", self.block, least=1, most=_LARGEST_BLOCK)
+        check_integer("compressor.block", self.block, least=1, most=_LARGEST_BLOCK)
         check_choice("compressor.rounding", self.rounding, ROUNDINGS)
-        check_flag("compressor.rotate", self.rotate)
-        check_whole("compressor.exempt", self.exempt, least=0)
-        check_whole("compressor.seed", self.seed)
+        check_bool("compressor.rotate", self.rotate)
+        check_integer("compressor.exempt", self.exempt, least=0)
+        check_integer("compressor.seed", self.seed)
         if self.rotate and self.block & (self.block - 1):
             raise ConfigError(f"compressor.block must be a power of two with rotate, got {self.block}; use 256")
         if self.format == "fp8" and self.rounding != "nearest":

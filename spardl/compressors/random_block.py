@@ -14,7 +14,7 @@ from torch import Tensor
 
 from spardl.compressors.shared_random import SharedChoice
 from spardl.protocol.programs import Combination, Context, seeded_generator
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 
 __all__ = ["METHODS", "RandomBlock"]
 
@@ -58,7 +58,7 @@ class RandomBlock(SharedChoice):
         return starts
 
 
-def _block(part: Part, start: int, device: torch.device) -> list[Tensor]:
+def _block(part: Range, start: int, device: torch.device) -> list[Tensor]:
     """Positions of a block: the wrapped-around end at the part's start, then the rest."""
     first = part.start + start
     beyond = max(0, first + part.k - part.stop)

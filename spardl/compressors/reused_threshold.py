@@ -12,14 +12,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_whole
+from spardl.basics.checks import check_integer
 from spardl.compressors.base import Output
 from spardl.compressors.budget import BudgetedCompressor, Pieces
 from spardl.protocol.programs import Combination, Context, State, Worker
 from spardl.vector import sparse
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Reuse, check_number, smallest_magnitude
-from spardl.vector.layout import Layout, Part
+from spardl.vector.layout import Layout, Range
 
 __all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
 
@@ -79,8 +79,8 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.check_reuse("compressor")
-        check_whole("compressor.period", self.period, least=1)
-        check_whole("compressor.pre_corrections", self.pre_corrections, least=0)
+        check_integer("compressor.period", self.period, least=1)
+        check_integer("compressor.pre_corrections", self.pre_corrections, least=0)
         for name in ("pre_limit", "pre_factor"):
             check_number("compressor", name, getattr(self, name), 1)
 
@@ -103,7 +103,7 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         ]
 
     def _choose(
-        self, accumulated: Accumulator, part: Part, exact: Tensor, due: bool, state: ReusedThresholdState, number: int
+        self, accumulated: Accumulator, part: Range, exact: Tensor, due: bool, state: ReusedThresholdState, number: int
     ) -> Tensor:
         """Selects entries of one range, whose k largest entries are ``exact``."""
         if part.k >= part.stop - part.start:
@@ -121,7 +121,7 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         state.set(number, self.corrected(threshold, chosen.numel(), part.k))
         return chosen
 
-    def _above(self, accumulated: Accumulator, part: Part, threshold: float) -> tuple[Tensor, float]:
+    def _above(self, accumulated: Accumulator, part: Range, threshold: float) -> tuple[Tensor, float]:
         """Entries above the threshold, which is raised while it selects too many; and the final threshold."""
         kind = torch.finfo(accumulated.values.dtype)
         # In the dtype of the values, a small threshold can round to 0, which all zeros would reach.

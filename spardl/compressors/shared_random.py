@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_whole
+from spardl.basics.checks import check_integer
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.compressors.budget import Budget
 from spardl.protocol.programs import Context, Program, State
@@ -37,7 +37,7 @@ class SharedChoice(Budget, DenseCompressor):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_whole("compressor.seed", self.seed)
+        check_integer("compressor.seed", self.seed)
 
     @abstractmethod
     def positions(self, context: Context, device: torch.device) -> Tensor:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_whole, is_a
+from spardl.basics.checks import check_integer, is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.protocol.programs import Combination, Context, State, seeded_generator
@@ -53,9 +53,9 @@ class TernGrad(CodeCompressor):
         return Mass.UNBIASED if self.clip is None else self.mass
 
     def __post_init__(self) -> None:
-        if self.clip is not None and not (is_a(float, self.clip) and 0 < self.clip < math.inf):
+        if self.clip is not None and not (is_number(float, self.clip) and 0 < self.clip < math.inf):
             raise ConfigError(f"compressor.clip must be above 0, or null for no clipping, got {self.clip!r}")
-        check_whole("compressor.seed", self.seed)
+        check_integer("compressor.seed", self.seed)
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
         """Size of a message in bytes; the scales have the type of the vector."""

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import Output, SparseCompressor
 from spardl.protocol.programs import Combination, Context, State
 from spardl.vector.accumulator import Accumulator, Select
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.selection import reaching
 
 __all__ = ["METHODS", "Threshold"]
@@ -48,7 +48,7 @@ class Threshold(SparseCompressor):
     absolute = True
 
     def __post_init__(self) -> None:
-        if not is_a(float, self.threshold) or not 0 <= self.threshold < math.inf:
+        if not is_number(float, self.threshold) or not 0 <= self.threshold < math.inf:
             raise ConfigError(
                 f"compressor.threshold must be a number, at least 0, got {self.threshold!r}; 0 sends everything"
             )
@@ -56,7 +56,7 @@ class Threshold(SparseCompressor):
     def selector(self, context: Context, state: State) -> Select:
         """Returns a function that compares each entry with the threshold, regardless of the budget."""
 
-        def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+        def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
             return torch.cat([reaching(accumulated.values, *part[:2], self.threshold) for part in parts])
 
         return select

@@ -14,7 +14,7 @@ import torch
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.version import __version__
 from spardl.clusters.precompile import prepare
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.diagnostics.commands.advise import advise
 from spardl.diagnostics.commands.doctor import doctor
 from spardl.diagnostics.commands.profile import profile
@@ -63,7 +63,7 @@ def precompile(methods: tuple[str, ...], dtype: str, workers: int) -> None:
         click.echo(f"{name} ... ", nl=False)
         began = time.perf_counter()
         try:
-            prepare(method, workers, [gradient], tells=False)
+            prepare(method, workers, [gradient], logs=False)
         except ConfigError as error:
             if methods:
                 raise
@@ -145,7 +145,7 @@ def _print_error(reason: str) -> int:
 
 def main() -> NoReturn:
     """Runs ``spardl`` and exits at once, because torch may abort in interpreter shutdown after a peer was lost."""
-    leave(run(front, sys.argv[1:], "spardl"))
+    exit_now(run(front, sys.argv[1:], "spardl"))
 
 
 if __name__ == "__main__":

@@ -18,13 +18,13 @@ from torch import Tensor, nn
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.clusters.base import gather_rows
 from spardl.clusters.ledger import Ledger
-from spardl.clusters.process_group import ProcessFlight, ProcessGroupCluster
+from spardl.clusters.process_group import ProcessGroupCluster, ProcessWork
 from spardl.method.method import Method
-from spardl.method.provenance import check_owner, check_whole, compare_if_told, owner_of
-from spardl.method.refusals import Refusals, is_due
-from spardl.protocol.programs import Phase, Program, Worker, copied
-from spardl.schedules.carried import Snapshot, Waiting
+from spardl.method.provenance import check_owner, check_whole, compare_if_loaded, owner_of
+from spardl.method.refusals import NonFiniteReports, is_due
+from spardl.protocol.programs import Phase, Program, Worker, clone_data
 from spardl.schedules.engine import Schedule, Training
+from spardl.schedules.gradient_state import ResidualSize, Snapshot
 from spardl.schedules.wfbp import InBackward
 from spardl.vector.flat import CopiedGradient
 
@@ -138,7 +138,9 @@ class Meter:
         self._since = self._timed = self._counts(self.steps)
         self._refused = refused
 
-    def stats(self, nbytes: float, refused: int, waiting: Waiting | None = None, *, under_way: bool = False) -> Stats:
+    def stats(
+        self, nbytes: float, refused: int, waiting: ResidualSize | None = None, *, under_way: bool = False
+    ) -> Stats:
         """Returns averages over the steps since ``reset``.
 
         Args:
@@ -166,7 +168,7 @@ class Meter:
 
     def _counts(self, steps: int) -> _Counts:
         ledger = self._ledger
-        seconds = {phase.value: ledger.seconds[phase] + ledger.beside[phase] for phase in _PHASES}
+        seconds = {phase.value: ledger.seconds[phase] + ledger.overlapped[phase] for phase in _PHASES}
         return _Counts(steps, ledger.rounds, ledger.words, ledger.bytes_sent, seconds)
 
 
@@ -205,13 +207,13 @@ class SideGroup(ProcessGroupCluster):
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs this worker's program in the communication thread and waits for it."""
-        return self._result(self.flight(programs))
+        return self._result(self.enqueue(programs))
 
-    def run_aside(self, programs: Sequence[Program[T]]) -> list[T]:
+    def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
         """Runs a program that is not part of training, such as a check, and waits for it."""
-        return self._result(self.flight(programs, counted=False))
+        return self._result(self.enqueue(programs, counted=False))
 
-    def _result(self, flight: ProcessFlight[T]) -> list[T]:
+    def _result(self, flight: ProcessWork[T]) -> list[T]:
         flight.release(0)
         return [flight.wait(0)]
 
@@ -251,7 +253,7 @@ class LoadChecks:
         if worker.size == 1 or (self.steps > ALWAYS_CHECKED and self.steps % CHECK_INTERVAL != 1):
             return []
         loaded, self._loaded = self._loaded, False
-        return [compare_if_told(worker, loaded, facts, device)]
+        return [compare_if_loaded(worker, loaded, facts, device)]
 
 
 class Averager:
@@ -300,7 +302,7 @@ class Averager:
         fixed = {**given, "scaler": self.scaled}
         self._given: Callable[[], dict[str, Any]] = lambda: {**fixed, **update()}
         self._compared, self._loads = False, LoadChecks()
-        self._refusals = Refusals(worker.size)
+        self._refusals = NonFiniteReports(worker.size)
         self.begun = self._in_backward = self._has_gradients = False
         self._lent: set[int] = set()
         self.undo = StepUndo(self)
@@ -324,7 +326,7 @@ class Averager:
             self._compared = True
         elif check:
             # Overlaps with computation. If workers differ, this and everything sent afterwards fails on all of them.
-            self._cluster.flight(check, counted=False).release(0)
+            self._cluster.enqueue(check, counted=False).release(0)
         self.engine.begin()
         self.begun = True
         self._in_backward = self._has_gradients = False
@@ -381,27 +383,27 @@ class Averager:
         if group is None:
             self.take_back(numbers)
         elif buffer is not None:
-            self.engine.carried.lend(group, buffer)
+            self.engine.gradient_state.lend(group, buffer)
             self._lent.add(group)
 
     def _group_of(self, numbers: Sequence[int], buffer: Tensor) -> int | None:
-        if not self.engine.carried.shares:
+        if not self.engine.gradient_state.shares:
             return None
         wanted = (tuple(numbers), buffer.dtype)
-        groups = enumerate(zip(self.engine.carried.groups, self.gradient.vectors, strict=True))
+        groups = enumerate(zip(self.engine.gradient_state.groups, self.gradient.vectors, strict=True))
         return next((at for at, (group, own) in groups if wanted == (tuple(range(*group.tensors)), own.dtype)), None)
 
     def take_back(self, numbers: Sequence[int] | None = None) -> None:
         """Returns to copied gradients for some parameters, for all if ``numbers`` is ``None``."""
-        groups = self.engine.carried.groups
+        groups = self.engine.gradient_state.groups
         for lent in sorted(self._lent):
             if numbers is None or any(number in range(*groups[lent].tensors) for number in numbers):
-                self.engine.carried.lend(lent, torch.empty_like(self.gradient.vectors[lent]))
+                self.engine.gradient_state.lend(lent, torch.empty_like(self.gradient.vectors[lent]))
                 self._lent.remove(lent)
 
-    def succeed(self, other: Averager) -> None:
+    def continue_from(self, other: Averager) -> None:
         """Continues ``other`` in another order of parameters, after a step; its method must have no residual."""
-        self.engine.succeed(other.engine)
+        self.engine.continue_from(other.engine)
         self._compared, self._loads, self._refusals = other._compared, other._loads, other._refusals
 
     def note(self, number: int) -> None:
@@ -429,20 +431,22 @@ class Averager:
         self.begin()
         if not self.method.carries:
             return
-        self._excluded = {number: tuple(each.clone() for each in self.engine.carried.of(number)) for number in numbers}
+        self._excluded = {
+            number: tuple(each.clone() for each in self.engine.gradient_state.of(number)) for number in numbers
+        }
         # Zeros keep old residuals out of the averages of this step.
         for number in self._excluded:
-            for each in self.engine.carried.of(number):
+            for each in self.engine.gradient_state.of(number):
                 each.zero_()
-        self.engine.carried.changed()
+        self.engine.gradient_state.changed()
 
     def _restore_excluded(self) -> None:
         for number, saved in self._excluded.items():
-            for target, each in zip(self.engine.carried.of(number), saved, strict=True):
+            for target, each in zip(self.engine.gradient_state.of(number), saved, strict=True):
                 target.copy_(each)
         if self._excluded:
             self._excluded = {}
-            self.engine.carried.changed()
+            self.engine.gradient_state.changed()
 
     def missing(self) -> list[int]:
         """Returns the parameters that have no gradient yet in this step."""
@@ -487,7 +491,7 @@ class Averager:
         Args:
             advice: end of the warning; ``None`` for a hint at ``scaler=`` where the handle has no GradScaler.
         """
-        (own,) = self.engine.carried.refusals()
+        (own,) = self.engine.gradient_state.refusals()
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             if advice is None:
@@ -521,7 +525,7 @@ class Averager:
         return {
             "owner": dict(self._owner),
             "names": self.gradient.forward()[0],
-            **{name: copied(value) for name, value in self.engine.state_dict().items()},
+            **{name: clone_data(value) for name, value in self.engine.state_dict().items()},
         }
 
     def check_state(self, values: Mapping[str, Any]) -> None:
@@ -539,14 +543,14 @@ class Averager:
         self.check_state(values)
         # Loading may regroup, and DDP's buffers belong to the current groups.
         self.take_back()
-        self.engine.load_state_dict(0, {name: copied(value) for name, value in values.items()})
+        self.engine.load_state_dict(0, {name: clone_data(value) for name, value in values.items()})
         self.undo.forget()
         self._loads.note()
 
     def forget(self) -> None:
         """Resets the state to that before the first step."""
         self.take_back()
-        self.engine.forget()
+        self.engine.reset()
         self.undo.forget()
         self._loads.note()
 
@@ -571,7 +575,9 @@ class StepUndo:
         self._steps_left = max(0, self._steps_left - 1)
         averager = self._averager()
         assert averager is not None
-        self._snapshot = Snapshot.of(averager.engine.carried, averager.engine.scale) if self._steps_left else None
+        self._snapshot = (
+            Snapshot.of(averager.engine.gradient_state, averager.engine.scale) if self._steps_left else None
+        )
 
     def last_step(self, *, in_flight: bool = False) -> None:
         """Restores residuals and moments to their values before the last step.
@@ -587,7 +593,7 @@ class StepUndo:
         self._pending = in_flight and averager.method.carries
         if in_flight or not averager.method.carries:
             return
-        carried = averager.engine.carried
+        carried = averager.engine.gradient_state
         if self._snapshot is not None:
             self._snapshot.restore(carried, averager.engine.scale)
         elif carried.remembers:
@@ -608,10 +614,10 @@ def inherit(into: Averager, other: Averager) -> None:
         into: averager that continues.
         other: averager of the same parameters, in any groups; it may have no step in flight.
     """
-    other.engine.settle()
+    other.engine.return_unused()
     moments = type(into.method.momentum) is type(other.method.momentum) and into.method.momentum.remembers
     both = into.method.residual.remembers and other.method.residual.remembers
-    mine, theirs = into.engine.carried, other.engine.carried
+    mine, theirs = into.engine.gradient_state, other.engine.gradient_state
     factor = into.engine.scale / other.engine.scale
     places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
     for number, parameter in enumerate(into.gradient.parameters):
@@ -635,7 +641,7 @@ def _check_state(values: Mapping[str, Any], engine: InBackward, names: list[str]
     check_whole(values, REQUIRED_KEYS)
     if values["names"] != names:
         raise ConfigError(WRONG_PARAMETERS)
-    groups, mine = values["groups"], engine.carried.state_dicts()
+    groups, mine = values["groups"], engine.gradient_state.state_dicts()
     # Schedules that regroup may have saved more or fewer groups: each must then look like the first.
     check_whole(groups, mine if len(groups) == len(mine) else [mine[0]] * len(groups), "groups")
     if engine.fixed and (len(groups) != len(mine) or _sizes(groups) != _sizes(mine)):

@@ -22,7 +22,7 @@ from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weakly
+from spardl.basics.weakrefs import weak_method
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.hooks.averager import Named
 from spardl.method.method import Method
@@ -200,7 +200,7 @@ class BucketWatcher:
         self._named = [pair for pair in named if pair.parameter.requires_grad]
         self._order: list[int] = []
         self._hooks = [
-            pair.parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
+            pair.parameter.register_post_accumulate_grad_hook(weak_method(self._on_gradient, number))
             for number, pair in enumerate(self._named)
         ]
 

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.basics.checks import is_a, is_finite
+from spardl.basics.checks import is_finite, is_number
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import Named
 from spardl.method.method import Method
-from spardl.method.moving import applied_twice
+from spardl.method.moving import double_momentum_warning
 from spardl.method.recipes import Recipe, find_recipe, make_method
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
@@ -65,7 +65,7 @@ def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedu
     Raises:
         ConfigError: if the schedule is unknown, has no such limit, or does not overlap communication with computation.
     """
-    if bucket_mb is not None and (not is_a(float, bucket_mb) or not bucket_mb > 0):
+    if bucket_mb is not None and (not is_number(float, bucket_mb) or not bucket_mb > 0):
         raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
     if isinstance(schedule, str):
         # Not all schedules of the library: others do not send during the backward pass.
@@ -117,7 +117,7 @@ def check_update(
         _check_without_optimizer(schedule, method)
     else:
         _check_momentum_once(method, optimizer)
-        if doubt := applied_twice(method, optimizer):
+        if doubt := double_momentum_warning(method, optimizer):
             warnings.warn(f"spardl: {doubt}.", stacklevel=4)
     if clip_norm is None:
         return

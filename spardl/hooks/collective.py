@@ -8,17 +8,17 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import AVERAGED, check_flag, check_whole
+from spardl.basics.checks import AVERAGED_DTYPES, check_bool, check_integer
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.averager import Meter, Stats
 from spardl.hooks.choosing import choose_method
 from spardl.method import provenance
 from spardl.method.method import Method
-from spardl.method.moving import definite
+from spardl.method.moving import resolve_momentum
 from spardl.method.names import MethodName
-from spardl.method.provenance import facts_of
-from spardl.method.refusals import Refusals, Refused
+from spardl.method.provenance import method_settings
+from spardl.method.refusals import NonFiniteCounts, NonFiniteReports
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
 
@@ -76,7 +76,7 @@ def all_reduce(
         tensor([ 0.0000, -1.0000,  0.5000,  0.0000])
     """
     _check(tensor, step, compare)
-    made = definite(choose_method(method, options), None)
+    made = resolve_momentum(choose_method(method, options), None)
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
     state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)
@@ -84,9 +84,9 @@ def all_reduce(
     meter = Meter(cluster.ledgers[0], cluster.size)
     # A worker with other arguments would send messages of another size, and all would hang or crash.
     if compare:
-        facts = {**facts_of(made), "handle": "all_reduce", "step": str(step)}
+        facts = {**method_settings(made), "handle": "all_reduce", "step": str(step)}
         facts |= {"shape": str(tuple(tensor.shape)), "dtype": str(tensor.dtype).removeprefix("torch.")}
-        cluster.run_aside([provenance.compare(cluster.local_workers[0], facts, cluster.device)])
+        cluster.run_uncounted([provenance.compare(cluster.local_workers[0], facts, cluster.device)])
     with torch.no_grad():
         # Resolves the lazy negation of views, such as the imaginary part of a conjugate.
         made.accumulate(tensor.detach().resolve_neg().reshape(-1), state)
@@ -95,7 +95,7 @@ def all_reduce(
         average = torch.empty_like(state.memory)
         write(total, average)
         residual = state.memory.clone() if made.residual.remembers else torch.zeros_like(average)
-    line = Refusals(cluster.size).notice({cluster.local_ranks[0]: Refused.of([state])})
+    line = NonFiniteReports(cluster.size).notice({cluster.local_ranks[0]: NonFiniteCounts.of([state])})
     if line:
         warnings.warn(f"spardl: {line}.", stacklevel=2)
     meter.step()
@@ -104,13 +104,13 @@ def all_reduce(
 
 
 def _check(tensor: Tensor, step: int, compare: bool) -> None:
-    check_whole("step", step, least=0)
-    check_flag("compare", compare)
+    check_integer("step", step, least=0)
+    check_bool("compare", compare)
     if not isinstance(tensor, Tensor):
         raise ConfigError(
             f"all_reduce() averages a tensor, got a {type(tensor).__name__}; convert it with torch.tensor(...)"
         )
-    if tensor.dtype not in AVERAGED:
+    if tensor.dtype not in AVERAGED_DTYPES:
         way = "pass torch.view_as_real(tensor)" if tensor.is_complex() else "convert it with tensor.float()"
         raise ConfigError(
             f"all_reduce() averages floating-point tensors of at least 16 bits, got {tensor.dtype}; {way}"

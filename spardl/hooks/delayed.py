@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import Uncopied, weakly
+from spardl.basics.weakrefs import TransientHook, weak_method
 from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager
 from spardl.hooks.optimizer_steps import GradientMarks, check_no_gradients, warn_clipped
+from spardl.schedules.apply_update import runs_closure
 from spardl.schedules.dear import InHalves
-from spardl.schedules.plain import runs_closure
 
 __all__ = ["DelayedUpdate"]
 
@@ -56,13 +56,13 @@ class DelayedUpdate:
 
     def _register(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[RemovableHandle]:
         # Runs before the engine's own hooks, which then find that a step has begun.
-        yield model.register_forward_pre_hook(Uncopied(self._before_forward), prepend=True)
+        yield model.register_forward_pre_hook(TransientHook(self._before_forward), prepend=True)
         # Ends the engine's watch of the first forward pass. In the backward pass, autograd hides such a function mode.
-        yield model.register_forward_hook(Uncopied(lambda *_: self._engine.forward_ended()), always_call=True)
+        yield model.register_forward_hook(TransientHook(lambda *_: self._engine.forward_ended()), always_call=True)
         yield optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step))
         yield optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))
         for number, parameter in enumerate(self._averager.gradient.parameters):
-            yield parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
+            yield parameter.register_post_accumulate_grad_hook(weak_method(self._on_gradient, number))
 
     def _before_forward(self, model: nn.Module, arguments: object) -> None:
         if not torch.is_grad_enabled():

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
-from spardl.basics.checks import check_real
+from spardl.basics.checks import check_dtypes
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
@@ -26,11 +26,11 @@ from spardl.hooks.averager import LoadChecks
 from spardl.hooks.choosing import choose_method
 from spardl.hooks.handle import Handle
 from spardl.method.method import Method, MethodState
-from spardl.method.moving import definite
+from spardl.method.moving import resolve_momentum
 from spardl.method.names import MethodName
-from spardl.method.provenance import check_owner, check_whole, compare, facts_of, kind_of
-from spardl.method.refusals import Refusals, Refused, is_due
-from spardl.protocol.programs import copied
+from spardl.method.provenance import check_owner, check_whole, compare, kind_of, method_settings
+from spardl.method.refusals import NonFiniteCounts, NonFiniteReports, is_due
+from spardl.protocol.programs import clone_data
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
 
@@ -57,7 +57,7 @@ class Sharded(Handle):
         self._partial: dict[str, Tensor] = {}
         self._warned_uncompressed = False
         self._units = dict(units)
-        self._refusals = Refusals(self._worker.size)
+        self._refusals = NonFiniteReports(self._worker.size)
         for name, unit in units.items():
             _record_flags(unit)
             # torch.compile would trace the hook into the backward graph.
@@ -86,7 +86,7 @@ class Sharded(Handle):
         if not self._done:
             facts = partial(self._facts, name, flat, self._states[name])
             if programs := self._loads.step(self._worker, facts, self._cluster.device):
-                self._cluster.run_aside(programs)
+                self._cluster.run_uncounted(programs)
         state = self._states[name]
         if flat.dtype is not state.memory.dtype:
             raise ConfigError(
@@ -101,7 +101,7 @@ class Sharded(Handle):
         self._report_refusals(name)
 
     def _report_refusals(self, name: str) -> None:
-        own = Refused.of(self._states.values())
+        own = NonFiniteCounts.of(self._states.values())
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             warnings.warn(f"spardl: {line}.", stacklevel=3)
@@ -117,7 +117,7 @@ class Sharded(Handle):
             check_whole(saved, state.state_dict(), f"units.{name}")
             state.load_state_dict(saved)
         # Shards of one unit may differ between nodes, for example if ranks froze other parameters.
-        self._cluster.run_aside([compare(self._worker, self._facts(name, flat, state), self._cluster.device)])
+        self._cluster.run_uncounted([compare(self._worker, self._facts(name, flat, state), self._cluster.device)])
         self._states[name] = state
         self._warn_uncompressed(name, len(flat))
 
@@ -136,12 +136,12 @@ class Sharded(Handle):
 
     def _facts(self, name: str, flat: Tensor, state: MethodState) -> dict[str, str]:
         steps = {f"step of {each}": str(other.step) for each, other in self._states.items() if each != name}
-        facts = {**facts_of(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
+        facts = {**method_settings(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
         return {**facts, "shard": kind_of(flat), **(steps if name in self._states else {})}
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this worker by unit, as plain data; each rank saves its own."""
-        begun = {name: copied(state.state_dict()) for name, state in self._states.items()}
+        begun = {name: clone_data(state.state_dict()) for name, state in self._states.items()}
         return {"owner": dict(self._owner), "units": {**self._saved, **begun}}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -171,9 +171,9 @@ class Sharded(Handle):
         self._partial.clear()  # sums of an interrupted step
         for name, saved in values["units"].items():
             if name in self._states:
-                self._states[name].load_state_dict(copied(saved))
+                self._states[name].load_state_dict(clone_data(saved))
             else:
-                self._saved[name] = copied(saved)
+                self._saved[name] = clone_data(saved)
         self._loads.note()
 
     def _check_unit(self, name: str, saved: Any) -> None:
@@ -243,8 +243,8 @@ def attach_fsdp(
     units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not units:
         raise ConfigError("attach_fsdp() needs a model sharded by fully_shard(); for a DDP model use attach()")
-    check_real(model.named_parameters())
-    made = definite(choose_method(method, options), None)
+    check_dtypes(model.named_parameters())
+    made = resolve_momentum(choose_method(method, options), None)
     if made.compressor.by_matrix:
         raise ConfigError(
             f"{type(made.compressor).__name__} compresses matrices, but FSDP's shards are flat and would be sent "

@@ -13,19 +13,19 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.basics.checks import check_kind, check_real
-from spardl.basics.weak import weakly
+from spardl.basics.checks import check_dtypes, check_type
+from spardl.basics.weakrefs import weak_method
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Meter, Named, SideGroup, Stats
 from spardl.hooks.choosing import check_optimizer_parameters, check_update, options_of, update_facts
 from spardl.hooks.optimizer_steps import OptimizerSteps, discarded_parameters
 from spardl.method.method import Method
-from spardl.method.moving import definite
+from spardl.method.moving import resolve_momentum
 from spardl.method.provenance import owner_of
 from spardl.schedules import Schedule, Training
-from spardl.schedules.carried import Waiting
-from spardl.schedules.plain import decay_of
+from spardl.schedules.apply_update import decay_of
+from spardl.schedules.gradient_state import ResidualSize
 from spardl.schedules.scaling import scale_of
 from spardl.vector.flat import CopiedGradient
 
@@ -52,7 +52,7 @@ class Handle(ABC):
         self.method = method
         self._cluster = cluster
         # Compiles before anything is sent: in the first step, all workers would wait for the slowest one.
-        prepare(method, cluster.size, trained, tells=cluster.leads)
+        prepare(method, cluster.size, trained, logs=cluster.leads)
         if isinstance(cluster, SideGroup):
             cluster.open()
         (self._worker,) = cluster.local_workers
@@ -86,7 +86,7 @@ class Handle(ABC):
         """Number of non-finite gradients, on all workers."""
 
     @property
-    def _waiting(self) -> Waiting | None:
+    def _waiting(self) -> ResidualSize | None:
         """Size of the residual, if known."""
         return None
 
@@ -138,11 +138,11 @@ class GradientHandle(Handle):
         clip_norm: float | None,
     ) -> None:
         # All checks come before the process group is opened, which is a collective call.
-        check_kind("scaler", scaler, GradScaler, optional=True)
-        method = definite(method, optimizer, shortens=True)
+        check_type("scaler", scaler, GradScaler, optional=True)
+        method = resolve_momentum(method, optimizer, shortens=True)
         check_update(schedule, method, optimizer, clip_norm, scaler)
         schedule.check(method, clips=clip_norm is not None and not method.momentum.moved)
-        check_real(named)
+        check_dtypes(named)
         check_optimizer_parameters(schedule, method, optimizer, trained)
         parameters = [pair.parameter for pair in trained]
         super().__init__(method, SideGroup(group, device, timeout), parameters)
@@ -174,7 +174,7 @@ class GradientHandle(Handle):
             self.method,
             self._optimizer,
             self._trained,
-            weakly(self._active_averager),
+            weak_method(self._active_averager),
             delayed=delayed,
             clip_norm=self._clip_norm,
         )
@@ -228,8 +228,8 @@ class GradientHandle(Handle):
         return self._averager.refused if self._averager else 0
 
     @property
-    def _waiting(self) -> Waiting | None:
-        return self._averager.engine.waiting() if self._averager else None
+    def _waiting(self) -> ResidualSize | None:
+        return self._averager.engine.residual_size() if self._averager else None
 
     def _release(self) -> None:
         """Stops watching the optimizer's steps, and releases the communication resources."""

@@ -10,9 +10,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
 from torch.nn.parallel import DistributedDataParallel
 
-from spardl.basics.checks import check_kind
+from spardl.basics.checks import check_type
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weakly, when_dropped
+from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.hooks.averager import REQUIRED_KEYS, WRONG_PARAMETERS, Averager, Named, SideGroup, inherit
 from spardl.hooks.buckets import (
     BucketWatcher,
@@ -88,7 +88,7 @@ class _Groups:
         final = saved is not None and saved.named != named
         averager = self._make(saved if saved and final else Grouping(named, self._schedule))
         if after is not None:
-            averager.succeed(after)
+            averager.continue_from(after)
         if values is not None:
             averager.load_state_dict(values)
         self._final = final
@@ -99,7 +99,7 @@ class _Groups:
         if self._watcher is None or self._final:
             return averager
         following = self._make(self._watcher.observed(cluster, averager.gradient.parameters))
-        following.succeed(averager)
+        following.continue_from(averager)
         self._final = True
         return following
 
@@ -158,7 +158,7 @@ class Hook(GradientHandle):
         clip_norm: float | None = None,
     ) -> None:
         check_wrapped(ddp)
-        check_kind("method", method, Method)
+        check_type("method", method, Method)
         chosen = choose_schedule(schedule, bucket_mb)
         check_modules(ddp.module, chosen)
         self._named = [Named(*pair) for pair in ddp.module.named_parameters()]
@@ -181,7 +181,7 @@ class Hook(GradientHandle):
         # Without a request for other groups, gradients that the method sums in place stay in DDP's buckets.
         in_buckets = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
         watcher = BucketWatcher(ddp, self._named) if in_buckets else None
-        self._groups = _Groups(weakly(self._make), chosen, watcher)
+        self._groups = _Groups(weak_method(self._make), chosen, watcher)
         # Whether DDP has shown which parameters it synchronizes, and whether the averager has state worth inheriting.
         self._parameters_known = self._has_state = self._ignores_pass = False
         self._attached, self._buckets = True, list[_PendingBucket]()
@@ -202,9 +202,9 @@ class Hook(GradientHandle):
         self._ddp, self._join_config = weakref.ref(ddp), join_config(ddp)
         # After DelayedUpdate, whose pre-step hook hides gradients from later ones.
         self._watch_steps(delayed=self._delayed is not None)
-        self._finalizer = when_dropped(self, self._optimizer_steps.handle_dropped)
+        self._finalizer = on_finalize(self, self._optimizer_steps.handle_dropped)
         mark = self._delayed.mark if self._delayed else self._optimizer_steps.mark
-        self._untraced, self._mark_after_backward = weakly(self._average), after_backward(weakly(mark))
+        self._untraced, self._mark_after_backward = weak_method(self._average), after_backward(weak_method(mark))
 
     def _make(self, grouping: Grouping, **training: Any) -> Averager:
         given = {"handle": "attach", "clip_norm": self._clip_norm}

@@ -18,11 +18,11 @@ from torch import Tensor, nn
 from torch.autograd.graph import get_gradient_edge
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weakly
+from spardl.basics.weakrefs import weak_method
 from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager, Named
 from spardl.hooks.choosing import check_known
 from spardl.method.method import Method
-from spardl.schedules.plain import PlainSteps
+from spardl.schedules.apply_update import ApplyUpdate
 
 __all__ = [
     "GradientMarks",
@@ -168,7 +168,7 @@ class StepGuard:
         # Hooks of autograd nodes, because torch.compile would trace hooks of the parameters themselves.
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]
         pairs = zip(self._nodes, named, strict=True)
-        self._hooks += [node.register_prehook(weakly(self._before_gradient, each)) for node, each in pairs]
+        self._hooks += [node.register_prehook(weak_method(self._before_gradient, each)) for node, each in pairs]
 
     def discarded(self) -> bool:
         """Returns whether averages were cleared before a step applied them; warns the first time.
@@ -322,7 +322,7 @@ class PassWatch:
         self._warned: set[str] = set()
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]
         pairs = zip(self._nodes, named, strict=True)
-        self._hooks = [node.register_prehook(weakly(self._before_gradient, each)) for node, each in pairs]
+        self._hooks = [node.register_prehook(weak_method(self._before_gradient, each)) for node, each in pairs]
 
     def averaged(self, discarded: Collection[nn.Parameter]) -> None:
         """Records that the gradients of the pass, and of earlier ones in no_sync(), are averages now.
@@ -448,7 +448,7 @@ class OptimizerSteps:
     ) -> None:
         self._averager, self._delayed, self._clip_norm = averager, delayed, clip_norm
         self._state_replaced = False
-        self._plain = PlainSteps.of(method.momentum, optimizer, self._check_step)
+        self._plain = ApplyUpdate.of(method.momentum, optimizer, self._check_step)
         self._guard: StepGuard | None = None
         self._watch: PassWatch | None = None
         if optimizer is not None and (self._plain or (delayed and method.carries)):
@@ -468,7 +468,7 @@ class OptimizerSteps:
         moments of a training before ``attach`` in the optimizer's checkpoint.
         """
         if self._plain:
-            gradient, carried = averager.gradient, averager.engine.carried
+            gradient, carried = averager.gradient, averager.engine.gradient_state
             stale = self._state_replaced and carried.states[0][0].step > 0
             scale = averager.engine.scale
             self._plain.take_over(carried, gradient.names, gradient.parameters, scale, stale=stale)

@@ -15,24 +15,24 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from spardl.basics.checks import check_kind, check_real
+from spardl.basics.checks import check_dtypes, check_type
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weakly, when_dropped
+from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.communicators.steps.transfer import all_gather
 from spardl.hooks.averager import Averager, Named, SideGroup
 from spardl.hooks.choosing import choose_method, choose_schedule, options_of
 from spardl.hooks.handle import Handle
 from spardl.hooks.synchronizer import check_still_frozen, check_still_trained, trained_and_frozen
 from spardl.method.method import Method
-from spardl.method.moving import applied_twice, definite
+from spardl.method.moving import double_momentum_warning, resolve_momentum
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
-from spardl.protocol.programs import Program, Worker, copied, whole_team
+from spardl.protocol.programs import Program, Worker, clone_data, whole_team
 from spardl.schedules import OuterSteps, Schedule, Training
-from spardl.schedules.carried import Waiting, on_average
+from spardl.schedules.apply_update import unwrap
 from spardl.schedules.fusion import by_share
-from spardl.schedules.outer import Turns, go_on
-from spardl.schedules.plain import unwrapped
+from spardl.schedules.gradient_state import ResidualSize, mean_size
+from spardl.schedules.outer import FragmentSchedule, mix
 from spardl.vector.flat import CopiedGradient, Layer, layers_of
 
 __all__ = ["Fragment", "LayerRange", "Outer", "check_same_fragment", "split_layers"]
@@ -222,14 +222,14 @@ class Anchors:
         return {
             "exchanges": list(self._exchanges),
             "anchors": [anchor.detach().clone() for anchor in self.weights],
-            "rule": copied(self.optimizer.state_dict()["state"]),
+            "rule": clone_data(self.optimizer.state_dict()["state"]),
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Restores ``values`` from ``state_dict``; the outer learning rate and momentum keep their settings."""
         # States without this count were saved when momentum was constant.
         self._exchanges = list(values.get("exchanges", [_MOMENTUM_HALF_LIFE * 100] * len(self._exchanges)))
-        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": copied(values["rule"])})
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": clone_data(values["rule"])})
         with torch.no_grad():
             for anchor, saved in zip(self.weights, values["anchors"], strict=True):
                 anchor.copy_(saved)
@@ -310,23 +310,23 @@ class Outer(_NotAnOptimizer, Handle):
         timeout: float = 1800.0,
         **options: Any,
     ) -> None:
-        check_kind("optimizer", optimizer, torch.optim.Optimizer)
+        check_type("optimizer", optimizer, torch.optim.Optimizer)
         outer = OuterSteps(every, 0.7 if lr is None else lr, momentum, fragments, delay, mixing)
         self._named, self._frozen = trained_and_frozen(parameters)
         _check_optimizer(optimizer, {pair.parameter for pair in self._named})
-        made = definite(choose_method(method, options), None)
+        made = resolve_momentum(choose_method(method, options), None)
         outer.check(made, clips=False)
         no_momentum = momentum is None and made.residual.remembers
         if lr is None and no_momentum and not delay and mixing == 1:
             outer = replace(outer, lr=_LR_WITH_RESIDUAL)
         parts = split_layers(self._named, fragments)
         schedule = choose_schedule("wfbp", bucket_mb)
-        check_real(self._named)
+        check_dtypes(self._named)
         # In the order of the backward pass, to which the places of fragments refer.
         self._parameters = [pair.parameter for pair in reversed(self._named)]
         super().__init__(made, SideGroup(group, self._parameters[0].device, timeout), self._parameters)
         self._optimizer, self._outer, self._since = optimizer, outer, 0
-        self._turns = Turns(every, fragments)
+        self._turns = FragmentSchedule(every, fragments)
         self._anchors = Anchors(outer, made, self._parameters)
         self.momentum: float = self._anchors.momentum
         given = {
@@ -336,13 +336,13 @@ class Outer(_NotAnOptimizer, Handle):
             **options_of(schedule),
         }
         self._fragments = [Fragment(part, made, schedule, self._cluster, given) for part in parts]
-        _warn_of_misuse(self._parameters, group, applied_twice(made, self._anchors.optimizer))
+        _warn_of_misuse(self._parameters, group, double_momentum_warning(made, self._anchors.optimizer))
         _broadcast_weights(self._parameters, self._anchors.weights, group)
         self._begun = self._closed = False
         # Steps of the optimizer that count() has not counted.
         self._uncounted = 0
-        self._hook = unwrapped(optimizer).register_step_pre_hook(weakly(self._before_step))
-        when_dropped(self, self._hook.remove)
+        self._hook = unwrap(optimizer).register_step_pre_hook(weak_method(self._before_step))
+        on_finalize(self, self._hook.remove)
 
     def _before_step(self, *_: object) -> None:
         """Runs before each step of the optimizer, called by ``step()`` or by the loop."""
@@ -405,9 +405,9 @@ class Outer(_NotAnOptimizer, Handle):
         self._begun, self._uncounted = True, 0
         self._since += 1
         due = self._turns.step()
-        for number in due.landing:
+        for number in due.apply:
             self._apply(number)
-        for number in due.leaving:
+        for number in due.send:
             self._send(number, self._outer.delay)
 
     @torch.no_grad()
@@ -422,14 +422,14 @@ class Outer(_NotAnOptimizer, Handle):
         """
         self._check_open()
         self._begin()
-        for number in list(self._turns.aloft):
+        for number in list(self._turns.in_flight):
             self._apply(number)
-        for number in self._turns.begun or range(len(self._fragments)):
+        for number in self._turns.changed or range(len(self._fragments)):
             self._send(number, 0)
         # Local weights differ from the anchors in fragments that were mixed or have not been sent.
         for parameter, anchor in zip(self._parameters, self._anchors.weights, strict=True):
             parameter.copy_(anchor)
-        self._turns, self._since = Turns(self._outer.every, len(self._fragments)), 0
+        self._turns, self._since = FragmentSchedule(self._outer.every, len(self._fragments)), 0
 
     @torch.no_grad()
     def _send(self, number: int, delay: int) -> None:
@@ -438,9 +438,9 @@ class Outer(_NotAnOptimizer, Handle):
         if len(self._fragments) > 1:
             program = check_same_fragment(self._worker, number, len(self._fragments), self._cluster.device)
             # Does not wait: if fragments differ, the messages sent afterwards fail.
-            self._cluster.flight([program], counted=False).release(0)
+            self._cluster.enqueue([program], counted=False).release(0)
         self._fragments[number].send(self._anchors.weights[place] - self._parameters[place] for place in places)
-        self._turns.leave(number, delay)  # also without a delay: it restarts the fragment's interval
+        self._turns.send(number, delay)  # also without a delay: it restarts the fragment's interval
         self._since = 0
         if not delay:
             self._apply(number)
@@ -450,9 +450,9 @@ class Outer(_NotAnOptimizer, Handle):
         self._outer_step(number)
         # Not in _outer_step(), which state_dict() may call earlier: reports must come after the same step everywhere.
         self._fragments[number].averager.report_refusals("; all workers continue from the weights of the last exchange")
-        self._turns.land(number)
+        self._turns.apply(number)
         for place in self._fragments[number].places:
-            go_on(self._parameters[place], self._anchors.weights[place], self._outer.mixing)
+            mix(self._parameters[place], self._anchors.weights[place], self._outer.mixing)
 
     def _outer_step(self, number: int) -> None:
         """Applies the averaged changes of a fragment to its anchors, unless that is already done."""
@@ -469,15 +469,15 @@ class Outer(_NotAnOptimizer, Handle):
         Raises:
             PeerError: if another worker is lost or does not answer in time.
         """
-        for number in self._turns.aloft:
+        for number in self._turns.in_flight:
             self._outer_step(number)
         first, *others = (fragment.averager.state_dict() for fragment in self._fragments)
         return {
             **first,
             "outer": {
                 "since": self._since,
-                "left": list(self._turns.left),
-                "aloft": dict(self._turns.aloft),
+                "left": list(self._turns.remaining),
+                "aloft": dict(self._turns.in_flight),
                 "fragments": others,
                 "weights": [parameter.detach().clone() for parameter in self._parameters],
                 **self._anchors.state_dict(),
@@ -510,8 +510,8 @@ class Outer(_NotAnOptimizer, Handle):
         self._since = own["since"]
         # Older states of an unfragmented model lack this, and the interval may be another one now.
         whole = [max(1, self._outer.every - own["since"])]
-        self._turns.left = list(own["left"]) if own["fragments"] else whole
-        self._turns.aloft = dict(own["aloft"])
+        self._turns.remaining = list(own["left"]) if own["fragments"] else whole
+        self._turns.in_flight = dict(own["aloft"])
         self._anchors.load_state_dict(own)
         self._begun = True
         with torch.no_grad():
@@ -527,8 +527,8 @@ class Outer(_NotAnOptimizer, Handle):
         return sum(averager.refused for averager in self._averagers)
 
     @property
-    def _waiting(self) -> Waiting | None:
-        return on_average(averager.engine.waiting() for averager in self._averagers)
+    def _waiting(self) -> ResidualSize | None:
+        return mean_size(averager.engine.residual_size() for averager in self._averagers)
 
     def close(self) -> None:
         """Releases the communication resources; the optimizer then works as without this object."""

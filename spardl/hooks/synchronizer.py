@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
 
-from spardl.basics.checks import check_flag
+from spardl.basics.checks import check_bool
 from spardl.basics.errors import ConfigError
-from spardl.basics.weak import weakly, when_dropped
+from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.hooks.averager import Averager, Meter, Named
 from spardl.hooks.choosing import choose_method, choose_schedule
 from spardl.hooks.handle import GradientHandle
@@ -92,7 +92,7 @@ class Synchronizer(GradientHandle):
         clip_norm: float | None = None,
         **options: Any,
     ) -> None:
-        check_flag("find_unused", find_unused)
+        check_bool("find_unused", find_unused)
         chosen = choose_schedule(schedule, bucket_mb)
         if isinstance(chosen, Dear):
             raise ConfigError(
@@ -121,12 +121,12 @@ class Synchronizer(GradientHandle):
         self._sends, self._detached = True, False
         self._watch_steps()
         self._hooks = [
-            parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
+            parameter.register_post_accumulate_grad_hook(weak_method(self._on_gradient, number))
             for number, parameter in enumerate(self._parameters)
         ]
         # torch.compile would otherwise trace the call when the loop itself is compiled.
-        self._untraced = weakly(self._wait)
-        self._finalizer = when_dropped(self, _on_dropped, self._hooks, self._optimizer_steps, self._meter)
+        self._untraced = weak_method(self._wait)
+        self._finalizer = on_finalize(self, _on_dropped, self._hooks, self._optimizer_steps, self._meter)
 
     def _active_averager(self) -> Averager:
         return self._averager

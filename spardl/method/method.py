@@ -14,21 +14,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_kind
+from spardl.basics.checks import check_type
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator, Synchronization
 from spardl.compressors.base import Compressor, DenseCompressor, Mass, SparseCompressor
 from spardl.method import registry
 from spardl.method.elastic import owners, redistribute, sources
 from spardl.method.momentum import Moments, Momentum, OptimizerMomentum, Spread
-from spardl.method.registry import why_not
+from spardl.method.registry import incompatibility
 from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
-from spardl.protocol.programs import Boundary, Context, Cost, Phase, Program, State, Step, Worker, described
+from spardl.protocol.programs import Boundary, Context, Cost, Phase, Program, State, Step, Worker, describe
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Layout
-from spardl.vector.norms import Bound, clip_overflow, divide, largest
+from spardl.vector.norms import Bound, clip_overflow, divide, largest_magnitude
 from spardl.vector.packing import NIBBLE, Slot, message_words
 from spardl.vector.sparse import SparseVector, Sum, within
 from spardl.vector.wire import EXACT, Wire
@@ -129,7 +129,7 @@ class MethodState:
         """
         for name, (mine, saved) in self._vectors(values).items():
             if not isinstance(saved, Tensor) or not saved.is_floating_point() or saved.layout is not torch.strided:
-                raise ValueError(f"{name} is {described(saved)}, expected {described(mine)}")
+                raise ValueError(f"{name} is {describe(saved)}, expected {describe(mine)}")
             if saved.shape != mine.shape:
                 raise ValueError(f"{name} has {saved.numel()} entries, expected {mine.numel()}")
         if finite and not values["memory"].isfinite().all():
@@ -137,14 +137,14 @@ class MethodState:
         counts = {"step": values["step"], "refused": values["refused"], "updates": values.get("updates", 0)}
         for name, count in counts.items():
             if type(count) is not int or count < 0:
-                raise ValueError(f"{name} is {described(count)}, expected a whole number, at least 0")
+                raise ValueError(f"{name} is {describe(count)}, expected a whole number, at least 0")
         spread = values.get("spread", {})
         if not isinstance(spread, Mapping) or not spread.keys() <= Spread().state_dict().keys():
             keys = ", ".join(Spread().state_dict())
-            raise ValueError(f"spread is {described(spread)}, expected a dict with keys {keys}")
+            raise ValueError(f"spread is {describe(spread)}, expected a dict with keys {keys}")
         for name, number in spread.items():
             if type(number) not in (int, float) or not 0 <= number < math.inf:
-                raise ValueError(f"spread.{name} is {described(number)}, expected a number, at least 0")
+                raise ValueError(f"spread.{name} is {describe(number)}, expected a number, at least 0")
         for name, state in (("compression", self.compression), ("communication", self.communication)):
             state.check(values[name] if isinstance(values[name], Mapping) else {"": values[name]})
 
@@ -246,8 +246,9 @@ class Method:
 
     def __post_init__(self) -> None:
         for name, kind in _PART_TYPES.items():
-            check_kind(name, getattr(self, name), kind)
-        reason = why_not(type(self.compressor), type(self.communicator), type(self.residual), type(self.momentum))
+            check_type(name, getattr(self, name), kind)
+        parts = (self.compressor, self.communicator, self.residual, self.momentum)
+        reason = incompatibility(*map(type, parts))
         if reason:
             raise ConfigError(reason)
         if self.wire != EXACT and not isinstance(self.compressor, SparseCompressor):
@@ -372,7 +373,8 @@ class Method:
             shard = self.compressor.entries(shard, context, state.memory.dtype)
         # Clip as ``average`` does, so that a norm computed from shards is the norm of the result.
         cuts = self.carries or isinstance(boundary.shard, SparseVector)
-        return (clip_overflow(shard.clone()) if cuts and not math.isfinite(largest([shard])) else shard) / worker.size
+        overflowed = cuts and not math.isfinite(largest_magnitude([shard]))
+        return (clip_overflow(shard.clone()) if overflowed else shard) / worker.size
 
     def accumulate(self, gradient: Tensor, state: MethodState, *, clear: bool = False) -> None:
         """Adds a worker's gradient to its residual.
@@ -392,7 +394,7 @@ class Method:
         if gradient.shape != state.memory.shape:
             raise ValueError(f"gradient has {gradient.numel()} entries, expected {state.memory.numel()}")
         # In a residual or a velocity, a NaN would come back in every step; a selection could lose it.
-        peak = 0.0 if self._passes_nonfinite else largest([gradient])
+        peak = 0.0 if self._passes_nonfinite else largest_magnitude([gradient])
         if math.isfinite(peak):
             clear = self._apply(gradient, peak, state, clear=clear) and clear
         else:
@@ -500,7 +502,8 @@ class Method:
     def _limited(self, total: Tensor, state: MethodState) -> Tensor:
         """Clips and counts a sum that overflowed, here or on the way."""
         # A copy, since simulated workers may share received tensors.
-        return clip_overflow(total.clone()) if self._overflowed(largest([total]), total.dtype, state) else total
+        overflowed = self._overflowed(largest_magnitude([total]), total.dtype, state)
+        return clip_overflow(total.clone()) if overflowed else total
 
     def _overflowed(self, peak: float, dtype: torch.dtype, state: MethodState) -> bool:
         """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""

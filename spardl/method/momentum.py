@@ -16,11 +16,11 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_choice, check_flag, is_a, is_finite
+from spardl.basics.checks import check_bool, check_choice, is_finite, is_number
 from spardl.basics.errors import ConfigError
 from spardl.communicators.steps.transfer import all_gather
 from spardl.protocol.programs import Bounds, Cost, Program, Worker, log2_ceil, seeded_generator, whole_team
-from spardl.vector.norms import Bound, largest
+from spardl.vector.norms import Bound, largest_magnitude
 
 __all__ = [
     "UPDATE_SCALES",
@@ -235,9 +235,9 @@ class AutoMomentum(OptimizerMomentum):
 
     def __post_init__(self) -> None:
         check_choice("update_scale", self.update_scale, UPDATE_SCALES)
-        if self.beta2 is not None and (not is_a(float, self.beta2) or not 0 <= self.beta2 < 1):
+        if self.beta2 is not None and (not is_number(float, self.beta2) or not 0 <= self.beta2 < 1):
             raise ConfigError(f"beta2 must be at least 0 and below 1, got {self.beta2!r}")
-        if self.factor is not None and (not is_a(float, self.factor) or not 0 <= self.factor < 1):
+        if self.factor is not None and (not is_number(float, self.factor) or not 0 <= self.factor < 1):
             raise ConfigError(f"momentum.factor must be at least 0 and below 1, got {self.factor!r}")
 
 
@@ -261,11 +261,11 @@ class LocalMomentum(Momentum):
     name = "local"
 
     def __post_init__(self) -> None:
-        if not is_a(float, self.factor) or not 0 <= self.factor < 1:
+        if not is_number(float, self.factor) or not 0 <= self.factor < 1:
             raise ConfigError(f"momentum.factor must be at least 0 and below 1, got {self.factor!r}")
-        if not is_a(float, self.weight_decay) or not 0 <= self.weight_decay < math.inf:
+        if not is_number(float, self.weight_decay) or not 0 <= self.weight_decay < math.inf:
             raise ConfigError(f"momentum.weight_decay must be a number, at least 0, got {self.weight_decay!r}")
-        check_flag("momentum.nesterov", self.nesterov)
+        check_bool("momentum.nesterov", self.nesterov)
 
     @property
     def decay(self) -> float:
@@ -416,7 +416,11 @@ class AdamMomentum(Momentum):
 
     def __post_init__(self) -> None:
         betas = self.betas
-        if not isinstance(betas, Sequence) or len(betas) != 2 or not all(is_a(float, b) and 0 <= b < 1 for b in betas):
+        if (
+            not isinstance(betas, Sequence)
+            or len(betas) != 2
+            or not all(is_number(float, b) and 0 <= b < 1 for b in betas)
+        ):
             raise ConfigError(f"momentum.betas must be two numbers, at least 0 and below 1, got {betas!r}")
         if not is_finite(self.eps) or self.eps <= 0:
             raise ConfigError(f"momentum.eps must be a number above 0, got {self.eps!r}")
@@ -497,7 +501,7 @@ class AdamMomentum(Momentum):
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
         """Scans ``applied``, since an update can be larger or smaller than the gradient."""
         moments.bound.value = max(moments.bound.value, peak)
-        found = largest([applied])
+        found = largest_magnitude([applied])
         if math.isfinite(found):
             return found, False
         limits = torch.finfo(applied.dtype)

@@ -14,14 +14,22 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import check_kind
+from spardl.basics.checks import check_type
 from spardl.basics.errors import ConfigError
 from spardl.compressors.budget import Budget
 from spardl.method.method import Method
 from spardl.method.momentum import AdamMomentum, AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
 from spardl.method.residuals import ErrorFeedback
 
-__all__ = ["Trained", "applied_twice", "check_moved", "coupled_decay", "definite", "rule_of", "trained_moments"]
+__all__ = [
+    "ConvertedMoments",
+    "check_local_update",
+    "convert_moments",
+    "coupled_decay",
+    "double_momentum_warning",
+    "resolve_momentum",
+    "rule_of",
+]
 
 _Group = Mapping[str, Any]
 
@@ -59,7 +67,7 @@ _REQUIRED_OPTIONS: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def definite(method: Method, optimizer: torch.optim.Optimizer | None, *, shortens: bool = False) -> Method:
+def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None, *, shortens: bool = False) -> Method:
     """Replaces ``momentum=auto`` by the local update that works best with an optimizer.
 
     Args:
@@ -77,7 +85,7 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None, *, shorten
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
             set for another optimizer.
     """
-    check_kind("optimizer", optimizer, torch.optim.Optimizer, optional=True)
+    check_type("optimizer", optimizer, torch.optim.Optimizer, optional=True)
     if not isinstance(method.momentum, AutoMomentum):
         return method
     rule = rule_of(optimizer) if optimizer else OptimizerMomentum()
@@ -90,7 +98,7 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None, *, shorten
             )
         if (scale := method.momentum.update_scale) != "none":
             raise ConfigError(f"update_scale={scale} has no effect: it scales Adam's updates, {without}; remove it")
-        return replace(method, momentum=_definite_sgd(method, rule, method.momentum.factor, shortens=shortens))
+        return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, shortens=shortens))
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} is for SGD, not {type(optimizer).__name__}; remove it")
     residual = method.residual
@@ -104,7 +112,7 @@ def definite(method: Method, optimizer: torch.optim.Optimizer | None, *, shorten
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
 
-def _definite_sgd(method: Method, rule: Momentum, factor: float | None, *, shortens: bool) -> Momentum:
+def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, shortens: bool) -> Momentum:
     """Replaces the momentum ``rule`` of SGD, or of no optimizer."""
     if not isinstance(rule, SgdMomentum):
         if factor is not None:
@@ -119,7 +127,7 @@ def _definite_sgd(method: Method, rule: Momentum, factor: float | None, *, short
     return rule if rule.factor or rule.gain != 1 else OptimizerMomentum()
 
 
-def applied_twice(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
+def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
     """Checks whether momentum is applied twice: by the compressor, whose averages are running means, and the optimizer.
 
     Args:
@@ -142,7 +150,7 @@ def applied_twice(method: Method, optimizer: torch.optim.Optimizer) -> str | Non
     )
 
 
-def check_moved(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
+def check_local_update(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
     """Checks that a local update replaces the momentum of an optimizer.
 
     Args:
@@ -206,7 +214,7 @@ def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
     return float(group["weight_decay"]) if coupled else 0.0
 
 
-class Trained(NamedTuple):
+class ConvertedMoments(NamedTuple):
     """Moments of one parameter, converted from the state of a trained optimizer; empty tensors where it has none.
 
     Attributes:
@@ -218,9 +226,9 @@ class Trained(NamedTuple):
     variance: Tensor
 
 
-def trained_moments(
+def convert_moments(
     momentum: Momentum, group: _Group, state: Mapping[str, Any], like: Tensor, updates: int
-) -> Trained | None:
+) -> ConvertedMoments | None:
     """Converts the state of a trained optimizer for one parameter into moments that a worker can continue with.
 
     A running mean with share ``b`` after ``t`` steps estimates ``mean / (1 - b**t)``. The worker may use another share,
@@ -241,7 +249,7 @@ def trained_moments(
         buffer = state.get("momentum_buffer")
         velocity = (torch.zeros_like(like) if buffer is None else buffer).reshape(-1)
         # Both velocities estimate the mean gradient / (1 - factor).
-        return Trained(velocity / momentum.gain if isinstance(momentum, SgdMomentum) else velocity, empty)
+        return ConvertedMoments(velocity / momentum.gain if isinstance(momentum, SgdMomentum) else velocity, empty)
     if not {"step", "exp_avg", "exp_avg_sq"} <= state.keys():
         return None
     steps = int(state["step"])
@@ -251,4 +259,4 @@ def trained_moments(
         (1 - mine**updates) / (1 - theirs**steps) for mine, theirs in zip(momentum.betas, group["betas"], strict=True)
     )
     velocity = state["exp_avg"].reshape(-1) * first if momentum.betas[0] else empty
-    return Trained(velocity, state["exp_avg_sq"].reshape(-1) * second)
+    return ConvertedMoments(velocity, state["exp_avg_sq"].reshape(-1) * second)

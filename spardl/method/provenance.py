@@ -24,10 +24,10 @@ __all__ = [
     "check_owner",
     "check_whole",
     "compare",
-    "compare_if_told",
-    "facts_of",
+    "compare_if_loaded",
     "first_difference",
     "kind_of",
+    "method_settings",
     "owner_of",
     "shapes_of",
 ]
@@ -61,7 +61,7 @@ def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> P
     raise ConfigError(first_difference([json.loads(each) for each in texts]))
 
 
-def compare_if_told(
+def compare_if_loaded(
     worker: Worker, loaded: bool, facts: Callable[[], Mapping[str, str]], device: torch.device
 ) -> Program[None]:
     """Compares the settings of all workers if one of them has loaded a state: the program of one worker.
@@ -109,7 +109,7 @@ def _value_of(rank: int, row: Mapping[str, str], name: str) -> str:
     return f"rank {rank} has {name}={row[name]}" if name in row else f"rank {rank} has no {name}"
 
 
-def facts_of(method: Method) -> dict[str, str]:
+def method_settings(method: Method) -> dict[str, str]:
     """Settings of a method by name: its parts, and the options of each part."""
     parts = [getattr(method, field.name) for field in fields(method)]
     main = (method.compressor, method.communicator, method.residual, method.momentum)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from spardl.method.method import MethodState
 
-__all__ = ["Refusals", "Refused", "is_due"]
+__all__ = ["NonFiniteCounts", "NonFiniteReports", "is_due"]
 
 _PERIOD = 64
 # Report again after this many steps without a case; in between, when the total has grown by this factor.
@@ -19,7 +19,7 @@ _PAUSE, _GROWTH = 100, 10
 _MOST_NAMED = 8
 
 
-class Refused(NamedTuple):
+class NonFiniteCounts(NamedTuple):
     """Skipped and clipped gradients of one worker.
 
     Attributes:
@@ -31,13 +31,13 @@ class Refused(NamedTuple):
     last: int
 
     @classmethod
-    def of(cls, states: Iterable[MethodState]) -> Refused:
+    def of(cls, states: Iterable[MethodState]) -> NonFiniteCounts:
         """Sums the counts of one worker over the ``states`` of all its buckets."""
         found = [(state.refused, state.refused_last) for state in states]
         return cls(sum(count for count, _ in found), max((last for _, last in found), default=0))
 
 
-class Refusals:
+class NonFiniteReports:
     """Counts skipped and clipped gradients of all workers, and decides which of them to report.
 
     Args:
@@ -57,7 +57,7 @@ class Refusals:
         """Takes over the exchanged ``counts`` of all ranks."""
         self._counts = list(counts)
 
-    def notice(self, found: Mapping[int, Refused]) -> str | None:
+    def notice(self, found: Mapping[int, NonFiniteCounts]) -> str | None:
         """Updates the counts and returns a report if one is due.
 
         Args:

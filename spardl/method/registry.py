@@ -22,7 +22,7 @@ from spardl.method.momentum import Momentum, OptimizerMomentum
 from spardl.method.residuals import Residual
 from spardl.protocol.programs import Combination
 
-__all__ = ["combinations", "communicators", "compressors", "momentum_rules", "residual_rules", "why_not"]
+__all__ = ["combinations", "communicators", "compressors", "incompatibility", "momentum_rules", "residual_rules"]
 
 
 T = TypeVar("T")
@@ -90,7 +90,7 @@ def _concrete(modules: list[ModuleType], base: type[T]) -> dict[str, type[T]]:
 # Compatibility of parts, derived from what each of them declares.
 
 
-def why_not(
+def incompatibility(
     compressor: type[Compressor],
     communicator: type[Communicator[Any, Any]],
     residual: type[Residual],

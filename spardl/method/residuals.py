@@ -22,11 +22,11 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.sparse import SparseVector
 
 __all__ = [
@@ -70,7 +70,7 @@ class Residual(ABC):
         """
         candidates.add(memory, gradient, clear=clear)
 
-    def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
+    def scale(self, total: SparseVector, parts: Sequence[Range]) -> SparseVector:
         """Turns the sum into the result, by default the sum itself.
 
         Args:
@@ -126,7 +126,7 @@ class RescaledResidual(NoResidual):
     needs_count = True
     rescales = True
 
-    def scale(self, total: SparseVector, parts: Sequence[Part]) -> SparseVector:
+    def scale(self, total: SparseVector, parts: Sequence[Range]) -> SparseVector:
         """Multiplies each entry by the length of its part / the number of entries sent of it."""
         device, dtype = total.indices.device, total.values.dtype
         ends = torch.tensor([part.stop for part in parts], dtype=torch.int64, device=device)
@@ -151,7 +151,7 @@ class ErrorFeedback(Residual):
     decay: float | None = None
 
     def __post_init__(self) -> None:
-        if self.decay is not None and (not is_a(float, self.decay) or not 0 < self.decay < 1):
+        if self.decay is not None and (not is_number(float, self.decay) or not 0 < self.decay < 1):
             raise ConfigError(f"residual.decay must be above 0 and below 1, or null, got {self.decay!r}")
 
     def accumulate(
@@ -171,7 +171,7 @@ class LocalResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector, without the entries that this worker selected."""
-        accumulated.restore_but(final, whole=True)
+        accumulated.restore_unsettled(final, whole=True)
         accumulated.add_errors(final)
 
 
@@ -187,7 +187,7 @@ class PartialResidual(ErrorFeedback):
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
         """Restores the original vector, without the selected entries that are in the result."""
-        accumulated.restore_but(final, whole=False)
+        accumulated.restore_unsettled(final, whole=False)
         accumulated.add_errors(final)
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spardl.basics.checks import check_whole
+from spardl.basics.checks import check_integer
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import DenseCommunicator
 from spardl.communicators.dense import Dense
@@ -32,7 +32,7 @@ class Warmup:
     communicator: DenseCommunicator = Dense()  # noqa: RUF009 - immutable
 
     def __post_init__(self) -> None:
-        check_whole("warmup.steps", self.steps, least=0)
+        check_integer("warmup.steps", self.steps, least=0)
         if not isinstance(self.communicator, DenseCommunicator):
             raise ConfigError(
                 "warmup.communicator must be dense, backend or allgather_dense, got "

@@ -40,11 +40,11 @@ __all__ = [
     "Step",
     "Team",
     "Worker",
-    "copied",
+    "clone_data",
     "derive_seed",
-    "described",
+    "describe",
+    "is_compatible",
     "log2_ceil",
-    "same_kind",
     "seeded_generator",
     "whole_team",
 ]
@@ -359,10 +359,10 @@ class State:
             raise KeyError(f"{type(self).__name__} must have the fields {sorted(names)}, got {sorted(values)}")
         for name, value in values.items():
             mine = getattr(self, name)
-            if not same_kind(value, mine):
-                raise ValueError(f"{name} is {described(value)}, expected {described(mine)}")
+            if not is_compatible(value, mine):
+                raise ValueError(f"{name} is {describe(value)}, expected {describe(mine)}")
             if isinstance(mine, Tensor) and value.shape != mine.shape and mine.numel() and value.numel():
-                raise ValueError(f"{name} is {described(value)}, expected {described(mine)}")
+                raise ValueError(f"{name} is {describe(value)}, expected {describe(mine)}")
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Sets every field from ``values``.
@@ -379,18 +379,18 @@ class State:
             setattr(self, name, value.to(mine.device) if same else value)
 
 
-def copied(values: Any) -> Any:
+def clone_data(values: Any) -> Any:
     """Copies plain data so that its tensors share no memory with the original."""
     if isinstance(values, Tensor):
         return values.clone()
     if isinstance(values, Mapping):
-        return {name: copied(value) for name, value in values.items()}
+        return {name: clone_data(value) for name, value in values.items()}
     if isinstance(values, list):
-        return [copied(value) for value in values]
+        return [clone_data(value) for value in values]
     return values
 
 
-def same_kind(value: Any, mine: Any) -> bool:
+def is_compatible(value: Any, mine: Any) -> bool:
     """Whether a saved ``value`` can replace ``mine``: a number of the same kind, or a tensor of the same dtype."""
     if isinstance(mine, Tensor):
         # Sparse and meta tensors have no values that a field could hold.
@@ -402,7 +402,7 @@ def same_kind(value: Any, mine: Any) -> bool:
     return type(value) is type(mine)
 
 
-def described(value: Any) -> str:
+def describe(value: Any) -> str:
     """Short description of a saved value, for error messages."""
     if isinstance(value, Tensor):
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"

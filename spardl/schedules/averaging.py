@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Boundary, Phase, Program, Worker
-from spardl.schedules.carried import GradientState, Group, ResidualMonitor, Usage, Waiting
-from spardl.schedules.plain import Updater
+from spardl.schedules.apply_update import Updater
+from spardl.schedules.gradient_state import GradientState, Group, ResidualMonitor, ResidualSize, Usage
 from spardl.schedules.scaling import Limit, Scaling, any_overflowed, norm_in
 from spardl.vector.flat import Storage, write
 from spardl.vector.sparse import SparseVector, Sum
@@ -139,11 +139,11 @@ class Averaging:
         self._method.accumulate(gradient, state, clear=clear)
         self._monitor.note(number, state.memory - before, self._scaling.factor)
 
-    def waiting(self) -> Waiting | None:
+    def residual_size(self) -> ResidualSize | None:
         """Size of the first local rank's residual; ``None`` if it is not known yet."""
         if not self._state.remembers:
-            return Waiting(0.0, 0.0)
-        return self._monitor.waiting(self._state.residuals(), self._scaling.factor)
+            return ResidualSize(0.0, 0.0)
+        return self._monitor.residual_size(self._state.residuals(), self._scaling.factor)
 
 
 class ModelUpdate:

@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError, TrainingError
-from spardl.basics.weak import Uncopied
-from spardl.clusters.base import Cluster, Flight, gather_rows
+from spardl.basics.weakrefs import TransientHook
+from spardl.clusters.base import Cluster, Work, gather_rows
 from spardl.method.method import Method
 from spardl.schedules.averaging import gradient_of
 from spardl.schedules.engine import Engine, Schedule, Training
@@ -33,7 +33,7 @@ from spardl.schedules.step import StepPhase
 from spardl.schedules.tuning import Trials
 from spardl.schedules.wfbp import InBackward, check_megabytes
 from spardl.vector.flat import Storage
-from spardl.vector.norms import largest, norm_of, sum_of_squares
+from spardl.vector.norms import largest_magnitude, norm_of, sum_of_squares
 from spardl.vector.sparse import Sum
 
 __all__ = ["Dear", "FirstUses", "InHalves"]
@@ -67,7 +67,7 @@ class FirstUses:
         self._last: nn.Module | None = None
         self._watch: _Watch | None = _Watch(self._note)
         self._entered = False
-        self._hooks = [module.register_forward_pre_hook(Uncopied(self._before)) for module in self._of]
+        self._hooks = [module.register_forward_pre_hook(TransientHook(self._before)) for module in self._of]
 
     def begin(self) -> None:
         """Starts tracing, because a forward pass may follow."""
@@ -151,7 +151,7 @@ class Dear(Schedule):
             check_megabytes(f"schedule.{name}", getattr(self, name))
         for name, least in (("layers", 1), ("trials", 0), ("seed", 0)):
             value = getattr(self, name)
-            if not (is_a(int, value) and value >= least) and not (name == "layers" and value is None):
+            if not (is_number(int, value) and value >= least) and not (name == "layers" and value is None):
                 raise ConfigError(f"schedule.{name} must be a whole number, at least {least}, got {value!r}")
         if self.trials and self.layers is not None:
             raise ConfigError("schedule.trials tunes the group size; use schedule.layers=null with it")
@@ -197,7 +197,7 @@ class _SecondHalf:
 
     def __init__(
         self,
-        works: Sequence[Flight[Sum]],
+        works: Sequence[Work[Sum]],
         ranks: int,
         gradients: Sequence[Sequence[Tensor]],
         *,
@@ -259,7 +259,7 @@ class InHalves(InBackward):
         super().__init__(method, cluster, training, cut(megabytes))
         assert training.model and training.optimizer
         self._uses = FirstUses(training.model, training.gradient.layer_of(), self._need)
-        model, optimizer, flush = training.model, training.optimizer, Uncopied(lambda *_: self.flush())
+        model, optimizer, flush = training.model, training.optimizer, TransientHook(lambda *_: self.flush())
         self._hooks += [
             model.register_state_dict_pre_hook(flush),
             optimizer.register_state_dict_pre_hook(flush),
@@ -354,8 +354,8 @@ class InHalves(InBackward):
         shards = [self._shards(local) for local in range(len(self._cluster.local_ranks))]
         length = self._gradient.layout.length
         # Fixed-point sums relative to the common peak: the norm then has the same bits for any number of workers.
-        rows = [torch.tensor([largest(parts)], dtype=torch.float64) for parts in shards]
-        peak = largest(gather_rows(self._cluster, rows, counted=True))
+        rows = [torch.tensor([largest_magnitude(parts)], dtype=torch.float64) for parts in shards]
+        peak = largest_magnitude(gather_rows(self._cluster, rows, counted=True))
         rows = [torch.tensor([sum_of_squares(parts, peak, length)]) for parts in shards]
         totals = gather_rows(self._cluster, rows, counted=True)
         return norm_of(sum(int(total) for total in totals), peak, length)
@@ -364,7 +364,7 @@ class InHalves(InBackward):
         worker = self._cluster.local_workers[local]
         return [
             self._method.shard(work.boundary(local), worker, group.states[local])
-            for work, group in zip(self._step.works, self.carried.groups, strict=True)
+            for work, group in zip(self._step.works, self.gradient_state.groups, strict=True)
         ]
 
     @property
@@ -380,7 +380,7 @@ class InHalves(InBackward):
         if self._step.phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
             self._cluster.reach(local, layers, backward=False)
         for layer in sorted(layers):
-            group = next(number for number, group in enumerate(self.carried.groups) if layer < group.layers[1])
+            group = next(number for number, group in enumerate(self.gradient_state.groups) if layer < group.layers[1])
             self._apply(group, local)
 
     def _apply_all(self, local: int) -> None:
@@ -407,14 +407,14 @@ class InHalves(InBackward):
                 self._scaling.keep_unused([own[0] for own in second.gradients])
 
     def _apply_group(self, second: _SecondHalf, number: int, average: Sum) -> None:
-        group = self.carried.groups[number]
+        group = self.gradient_state.groups[number]
         self.kept += self._update.store(group, average)
         gradient = gradient_of(self._gradient, group)
         if second.factor is not None:
             gradient.mul_(second.factor)
         if self._update.updater and second.usable and number not in self._scaling.overflowed:
             self._update.step_group(group, second.skipped)
-        elif self.carried.remembers and not second.usable and not self._scaling.overflowed:
+        elif self.gradient_state.remembers and not second.usable and not self._scaling.overflowed:
             # No update used the average: each worker returns its share to its residual.
             group.states[0].change(more=gradient)
         gradient.zero_()

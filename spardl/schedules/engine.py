@@ -17,14 +17,14 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import TrainingError
-from spardl.basics.weak import weakly
+from spardl.basics.weakrefs import weak_method
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
-from spardl.method.provenance import compare, facts_of, shapes_of
-from spardl.protocol.programs import described
+from spardl.method.provenance import compare, method_settings, shapes_of
+from spardl.protocol.programs import describe
 from spardl.schedules.averaging import Averaging, ModelUpdate
-from spardl.schedules.carried import GradientState, Usage, Waiting
 from spardl.schedules.fusion import Range, is_partition, within
+from spardl.schedules.gradient_state import GradientState, ResidualSize, Usage
 from spardl.schedules.scaling import Limit, Scale, Scaling
 from spardl.schedules.step import Step
 from spardl.schedules.tuning import Trials
@@ -69,12 +69,12 @@ def check_saved(
     _check_groups(values["groups"], partition, gradient, carried)
     usage, kept, tried = values.get("usage", True), values.get("kept", 0), values.get("trials")
     if type(usage) is not bool:
-        raise ValueError(f"usage is {described(usage)}, expected True or False")
+        raise ValueError(f"usage is {describe(usage)}, expected True or False")
     if type(kept) is not int or kept < 0:
-        raise ValueError(f"kept is {described(kept)}, expected a whole number, at least 0")
+        raise ValueError(f"kept is {describe(kept)}, expected a whole number, at least 0")
     scaling.check(values, [sum(gradient.entries[start:stop]) for start, stop in partition])
     if tried is not None and not isinstance(tried, Mapping):
-        raise ValueError(f"trials is {described(tried)}, expected a dict or None")
+        raise ValueError(f"trials is {describe(tried)}, expected a dict or None")
     if trials and tried is not None:
         trials.check_state(tried)
 
@@ -154,9 +154,9 @@ class Engine(ABC):
     Attributes:
         kept: Number of entries in all averages so far.
         steps: Number of steps that began since the engine was created.
-        carried: Residuals and moments, which last from step to step.
+        gradient_state: Residuals and moments, which last from step to step.
         limit: Limit on the gradient norm, with the last measured norm.
-        measures: Whether to measure what this step adds to the residuals; handles measure it every 16 steps anyway.
+        measures_residual: Whether this step measures what it adds to the residuals; handles measure every 16th step.
         chosen: Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing.
         fixed: Whether the groups never change during training.
     """
@@ -171,20 +171,20 @@ class Engine(ABC):
         gradient = self._gradient = training.gradient
         ranks = len(cluster.local_ranks)
         self.kept = self.steps = 0
-        self.measures = False
-        self.carried = GradientState(method, gradient, ranks, partition)
+        self.measures_residual = False
+        self.gradient_state = GradientState(method, gradient, ranks, partition)
         self.limit = Limit(training.clip_norm, first=method.momentum.moved or self._clips_own)
         self._scaling = Scaling(training.scale)
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
         self._step = Step(ranks, backwards=gradient.backwards)
         decay = training.decay or (lambda parameter: method.momentum.decay)
-        self._averaging = Averaging(method, cluster, gradient, decay, self.carried, self._scaling, self.limit)
+        self._averaging = Averaging(method, cluster, gradient, decay, self.gradient_state, self._scaling, self.limit)
         self._update = ModelUpdate(cluster, gradient, training.optimizer, self._usage, self._scaling, self.limit)
         self._use_groups()
         cluster.expect(gradient.entries)
         # The caller puts in copied gradients itself.
         self._hooks: list[RemovableHandle] = [
-            parameter.register_post_accumulate_grad_hook(weakly(self._on_gradient, number))
+            parameter.register_post_accumulate_grad_hook(weak_method(self._on_gradient, number))
             for number, parameter in enumerate(() if gradient.backwards else gradient.parameters)
         ]
 
@@ -203,7 +203,7 @@ class Engine(ABC):
         if len(self._cluster.local_ranks) == self._cluster.size:
             return
         facts, workers, device = self.facts(given), self._cluster.local_workers, self._cluster.device
-        self._cluster.run_aside([compare(worker, facts, device) for worker in workers])
+        self._cluster.run_uncounted([compare(worker, facts, device) for worker in workers])
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
         """Settings and state that determine the messages, by name.
@@ -216,8 +216,8 @@ class Engine(ABC):
         """
         clip_norm, handle = self._training.clip_norm, type(self).__name__.strip("_")
         given = {"handle": handle, "groups": self.partition, "clip_norm": clip_norm} if given is None else given
-        facts = {**facts_of(self._method), **{name: str(value) for name, value in given.items()}}
-        facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.carried.states))
+        facts = {**method_settings(self._method), **{name: str(value) for name, value in given.items()}}
+        facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.gradient_state.states))
         facts |= shapes_of(*self._gradient.forward())
         facts |= {"groups of layers": str(self.partition), "usage exchanged": str(self._usage.state_dict())}
         return {**facts, "trials": str(self._trials and self._trials.progress)}
@@ -229,10 +229,10 @@ class Engine(ABC):
         if local == 0:
             self.steps += 1
             due = self._gradient.backwards and self.steps % _MEASURE_EVERY == 1
-            self._averaging.begin(measured=self.measures or due)
+            self._averaging.begin(measured=self.measures_residual or due)
             # A gradient that is averaged in place may already contain this step's values, which must not be rescaled.
-            states = [] if self.carried.shares else self.carried.states
-            self._scaling.settle(states, remembers=self.carried.remembers)
+            states = [] if self.gradient_state.shares else self.gradient_state.states
+            self._scaling.settle(states, remembers=self.gradient_state.remembers)
         self._step.begin(local)
 
     def before_backward(self, *, last: bool) -> None:
@@ -300,30 +300,30 @@ class Engine(ABC):
         """Whether the optimizer must skip this step because some worker's gradient, or a sum, overflowed."""
         return bool(self._scaling.overflowed)
 
-    def waiting(self) -> Waiting | None:
+    def residual_size(self) -> ResidualSize | None:
         """Size of the first local rank's residual; ``None`` if it is not known yet."""
-        return self._averaging.waiting()
+        return self._averaging.residual_size()
 
-    def lasting(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
+    def local_tensors(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
         """Tensors that only the local rank ``local`` keeps from step to step, by name; they have any shape."""
-        return {"residuals are": self.carried.lasting(local)}
+        return {"residuals are": self.gradient_state.local_tensors(local)}
 
     # --- groups
 
     @property
     def partition(self) -> list[Range]:
         """Ranges of layers that are synchronized together."""
-        return self.carried.partition
+        return self.gradient_state.partition
 
     def _regroup(self, partition: Sequence[Range]) -> None:
         # Unused averages are stored by group, so they must return to the residuals before the groups change.
-        self._scaling.return_unused(self.carried.states, remembers=self.carried.remembers)
-        self.carried.regroup(partition)
+        self._scaling.return_unused(self.gradient_state.states, remembers=self.gradient_state.remembers)
+        self.gradient_state.regroup(partition)
         self._use_groups()
 
     def _use_groups(self) -> None:
         self._averaging.regroup()
-        self._step.regroup(self.carried.groups)
+        self._step.regroup(self.gradient_state.groups)
 
     # --- saved states
 
@@ -332,7 +332,7 @@ class Engine(ABC):
         self.flush()
         return {
             "partition": [list(layers) for layers in self.partition],
-            "groups": self.carried.state_dicts(local),
+            "groups": self.gradient_state.state_dicts(local),
             "usage": self._usage.state_dict(),
             "kept": self.kept,
             **self._scaling.state_dict(),
@@ -341,7 +341,7 @@ class Engine(ABC):
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
         """Loads ``values`` that ``state_dict`` returned for the same rank ``local``; missing ones stay unchanged."""
         self._load_common(values)
-        self.carried.load_state_dicts(local, values["groups"])
+        self.gradient_state.load_state_dicts(local, values["groups"])
 
     def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
         """Loads states that a run with another number of workers saved.
@@ -354,7 +354,7 @@ class Engine(ABC):
         self._load_common(parts[0])
         self._scaling.rescale_unused(before / self._cluster.size)
         worker = self._cluster.local_workers[local]
-        self.carried.adopt(local, worker, [part["groups"] for part in parts], before)
+        self.gradient_state.adopt(local, worker, [part["groups"] for part in parts], before)
 
     def _load_common(self, values: Mapping[str, Any]) -> None:
         """Loads the values that are equal on all workers."""

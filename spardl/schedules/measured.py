@@ -20,12 +20,12 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_json
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.method import Method
-from spardl.protocol.programs import described
+from spardl.protocol.programs import describe
 from spardl.schedules.engine import Engine, Schedule, Training
 from spardl.schedules.fusion import Linear, Range, flat_order
 from spardl.schedules.wfbp import InBackward
@@ -81,7 +81,7 @@ class Groups(NamedTuple):
         except (ValueError, TypeError, LookupError) as error:
             raise ConfigError(f"{where} does not contain groups; pass RUN/groups.json of another run") from error
         ends = [0, *(stop for _, stop in ranges)]
-        numbers = all(is_a(int, number) for number in (*entries, *ends))
+        numbers = all(is_number(int, number) for number in (*entries, *ends))
         if not numbers or ranges != list(pairwise(ends)) or ends != sorted({*ends, len(entries)}):
             raise ConfigError(
                 f"{where} does not contain each of {len(entries)} layers exactly once; pass another run's groups.json"
@@ -255,7 +255,7 @@ class Measured(InBackward):
         """
         super().check_state(values)
         if type(values.get("decided", False)) is not bool:
-            raise ValueError(f"decided is {described(values['decided'])}, expected True or False")
+            raise ValueError(f"decided is {describe(values['decided'])}, expected True or False")
 
     def _load_common(self, values: Mapping[str, Any]) -> None:
         # Incomplete measurements start again: the resumed run may have another machine.
@@ -289,7 +289,7 @@ def _measure(method: Method, cluster: Cluster, gradient: Tensor) -> float:
             state.step = method.warmup.steps + 1
             method.accumulate(gradient, state)
         pairs = zip(cluster.local_workers, states, strict=True)
-        seconds = cluster.time_aside([method.average(worker, state) for worker, state in pairs])
+        seconds = cluster.time_uncounted([method.average(worker, state) for worker, state in pairs])
         found.append(fmean(_mean(cluster, [torch.tensor([each], dtype=torch.float64) for each in seconds])))
     # The minimum, because other processes on the machine only ever add time.
     return min(found)

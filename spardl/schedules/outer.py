@@ -19,19 +19,19 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from spardl.basics.checks import check_whole, is_finite
+from spardl.basics.checks import check_integer, is_finite
 from spardl.basics.errors import ConfigError
-from spardl.clusters.base import Cluster, Flight
+from spardl.clusters.base import Cluster, Work
 from spardl.method.elastic import sources
 from spardl.method.method import Method
-from spardl.protocol.programs import Phase, copied
+from spardl.protocol.programs import Phase, clone_data
 from spardl.schedules.averaging import gradient_of
 from spardl.schedules.engine import Engine, Schedule, Training
 from spardl.schedules.fusion import by_share
-from spardl.vector.norms import largest
+from spardl.vector.norms import largest_magnitude
 from spardl.vector.sparse import Sum
 
-__all__ = ["Due", "OuterSteps", "Turns", "go_on"]
+__all__ = ["Due", "FragmentSchedule", "OuterSteps", "mix"]
 
 
 # The schedule of fragments.
@@ -41,15 +41,15 @@ class Due(NamedTuple):
     """Actions after a step, in this order.
 
     Attributes:
-        landing: Numbers of the fragments whose averages are applied now.
-        leaving: Numbers of the fragments that are sent now.
+        apply: Numbers of the fragments whose averages are applied now.
+        send: Numbers of the fragments that are sent now.
     """
 
-    landing: list[int]
-    leaving: list[int]
+    apply: list[int]
+    send: list[int]
 
 
-class Turns:
+class FragmentSchedule:
     """Decides after each local step which fragments are sent, and which averages are applied.
 
     Args:
@@ -57,39 +57,39 @@ class Turns:
         fragments: Number of fragments, which are sent at equal distances.
 
     Attributes:
-        left: Number of steps until each fragment is sent.
-        aloft: Number of steps until the average of each fragment in flight is applied, by fragment.
+        remaining: Number of steps until each fragment is sent.
+        in_flight: Number of steps until the average of each fragment in flight is applied, by fragment.
     """
 
     def __init__(self, every: int, fragments: int) -> None:
         self.every = every
         # Equal distances between the fragments spread the traffic evenly over the steps.
-        self.left = [math.ceil((number + 1) * every / fragments) for number in range(fragments)]
-        self.aloft: dict[int, int] = {}
+        self.remaining = [math.ceil((number + 1) * every / fragments) for number in range(fragments)]
+        self.in_flight: dict[int, int] = {}
 
     def step(self) -> Due:
         """Counts a step that all workers have made."""
-        self.left = [left - 1 for left in self.left]
-        self.aloft = {number: left - 1 for number, left in self.aloft.items()}
-        landing = [number for number, left in self.aloft.items() if not left]
-        return Due(landing, [number for number, left in enumerate(self.left) if not left])
+        self.remaining = [left - 1 for left in self.remaining]
+        self.in_flight = {number: left - 1 for number, left in self.in_flight.items()}
+        apply = [number for number, left in self.in_flight.items() if not left]
+        return Due(apply, [number for number, left in enumerate(self.remaining) if not left])
 
-    def leave(self, number: int, delay: int) -> None:
+    def send(self, number: int, delay: int) -> None:
         """Records that fragment ``number`` is sent, and that its average is applied after ``delay`` steps."""
-        self.aloft[number], self.left[number] = delay, self.every
+        self.in_flight[number], self.remaining[number] = delay, self.every
 
-    def land(self, number: int) -> None:
+    def apply(self, number: int) -> None:
         """Records that the average of fragment ``number`` is applied."""
-        del self.aloft[number]
+        del self.in_flight[number]
 
     @property
-    def begun(self) -> list[int]:
+    def changed(self) -> list[int]:
         """Numbers of the fragments with local steps since they were last sent."""
-        return [number for number, left in enumerate(self.left) if left < self.every]
+        return [number for number, left in enumerate(self.remaining) if left < self.every]
 
 
 @torch.no_grad()
-def go_on(own: Tensor, anchor: Tensor, mixing: float) -> None:
+def mix(own: Tensor, anchor: Tensor, mixing: float) -> None:
     """Mixes a worker's weights with the global weights after an exchange, in place.
 
     Args:
@@ -133,13 +133,13 @@ class OuterSteps(Schedule):
     alone: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_whole("every", self.every, least=1)
+        check_integer("every", self.every, least=1)
         if not (is_finite(self.lr) and self.lr > 0):
             raise ConfigError(f"lr must be a number above 0, got {self.lr!r}; use 0.7 (DiLoCo) or 1 (averages weights)")
         if self.momentum is not None and not (is_finite(self.momentum) and 0 <= self.momentum < 1):
             raise ConfigError(f"momentum must be at least 0 and below 1, got {self.momentum!r}; use 0.9 (DiLoCo)")
-        check_whole("fragments", self.fragments, least=1)
-        check_whole("delay", self.delay, least=0)
+        check_integer("fragments", self.fragments, least=1)
+        check_integer("delay", self.delay, least=0)
         if max(self.fragments, self.delay + 1) > self.every:
             raise ConfigError(
                 f"fragments={self.fragments} and delay={self.delay} do not fit into every={self.every} steps; use at "
@@ -201,9 +201,9 @@ class _OuterSteps(Engine):
             # The outer SGD reads the averaged difference where the model's optimizer reads its gradient.
             anchor.grad = self._gradient.part(number).view_as(anchor)
         self._rule = outer.rule(self._anchors, method)
-        self._fragments = Turns(outer.every, len(self.carried.groups))
+        self._fragments = FragmentSchedule(outer.every, len(self.gradient_state.groups))
         # Fragments in flight whose outer step is not made yet: ``flush`` may make it before the average is applied.
-        self._works: dict[int, Flight[Sum]] = {}
+        self._works: dict[int, Work[Sum]] = {}
         self._loaded: int | None = None
         ranks = range(len(cluster.local_ranks))
         self._weights = [[anchor.detach().clone() for anchor in self._anchors] for _ in ranks]
@@ -243,7 +243,7 @@ class _OuterSteps(Engine):
     def flush(self) -> None:
         """Loads the global weights after the last exchange into the model."""
         self._save_rank()
-        for number in self._fragments.aloft:
+        for number in self._fragments.in_flight:
             self._outer_step(number)
         self._write_weights(self._anchors)
 
@@ -266,12 +266,12 @@ class _OuterSteps(Engine):
         self._averaging.clip_own(local)
         with self._cluster.timed(Phase.UPDATE, [local]):
             # A non-finite gradient would stay in the optimizer's moments.
-            if math.isfinite(largest(self._gradient.vectors)):
+            if math.isfinite(largest_magnitude(self._gradient.vectors)):
                 unused = [self._gradient.parameters[number] for number in self._usage.left_out(local)]
                 with self._gradient.hidden(unused):
                     self._optimizer.step()
             else:
-                self.carried.groups[0].states[local].refuse()
+                self.gradient_state.groups[0].states[local].refuse()
             for vector in self._gradient.vectors:
                 vector.zero_()
 
@@ -280,18 +280,18 @@ class _OuterSteps(Engine):
         # Usage only matters for the rank's own step: anchors always have a gradient.
         self._usage.clear()
         due = self._fragments.step()
-        for number in due.landing:
+        for number in due.apply:
             self._apply(number)
-        for number in due.leaving:
+        for number in due.send:
             self._exchange(number, self._outer.delay)
         self._step.end()
 
     def end(self) -> None:
         """Averages the progress since the last exchange."""
         # Apply averages in flight first: a fragment can only be sent again afterwards.
-        for number in list(self._fragments.aloft):
+        for number in list(self._fragments.in_flight):
             self._apply(number)
-        for number in self._fragments.begun:
+        for number in self._fragments.changed:
             self._exchange(number, 0)
 
     def _exchange(self, number: int, delay: int) -> None:
@@ -300,22 +300,22 @@ class _OuterSteps(Engine):
         for local in range(len(self._weights)):
             self._take_difference(number, local)
             self._averaging.hand_over(number, local)
-        work = self._cluster.flight(self._averaging.programs(number))
+        work = self._cluster.enqueue(self._averaging.programs(number))
         for local in range(len(self._weights)):
             work.release(local)
         self._works[number] = work
-        self._fragments.leave(number, delay)
+        self._fragments.send(number, delay)
         if not delay:
             self._apply(number)
 
     def _take_difference(self, number: int, local: int) -> None:
-        for each in range(*self.carried.groups[number].tensors):
+        for each in range(*self.gradient_state.groups[number].tensors):
             anchor = self._anchors[each].detach()
             torch.sub(anchor, self._weights[local][each], out=self._gradient.part(each).view(anchor.shape))
 
     def _outer_step(self, number: int) -> None:
         """Makes the outer step of a fragment, unless it is already made."""
-        work, group = self._works.pop(number, None), self.carried.groups[number]
+        work, group = self._works.pop(number, None), self.gradient_state.groups[number]
         if work is None:
             return
         for local, own in enumerate(self._step.averages):
@@ -331,10 +331,10 @@ class _OuterSteps(Engine):
     def _apply(self, number: int) -> None:
         self._save_rank()
         self._outer_step(number)
-        self._fragments.land(number)
+        self._fragments.apply(number)
         for own in self._weights:
-            for each in range(*self.carried.groups[number].tensors):
-                go_on(own[each], self._anchors[each], self._outer.mixing)
+            for each in range(*self.gradient_state.groups[number].tensors):
+                mix(own[each], self._anchors[each], self._outer.mixing)
 
     # --- state
 
@@ -342,11 +342,11 @@ class _OuterSteps(Engine):
         """Averages of the last exchanges, and the global weights after them."""
         return [*super().averages(local), *(anchor.detach() for anchor in self._anchors)]
 
-    def lasting(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
+    def local_tensors(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
         """Weights and moments of the local rank ``local``."""
         moments = [value for state in self._states[local].values() for value in state.values()]
         return {
-            **super().lasting(local),
+            **super().local_tensors(local),
             "worker's weights are": self._weights[local],
             "worker's optimizer's state is": [value for value in moments if isinstance(value, Tensor)],
         }
@@ -357,8 +357,8 @@ class _OuterSteps(Engine):
         return {
             **super().state_dict(local),
             "outer": {
-                "left": list(self._fragments.left),
-                "aloft": dict(self._fragments.aloft),
+                "left": list(self._fragments.remaining),
+                "aloft": dict(self._fragments.in_flight),
                 "weights": self._weights[local],
                 "optimizer": {numbers[parameter]: state for parameter, state in self._states[local].items()},
                 "rule": self._rule.state_dict()["state"],
@@ -381,7 +381,7 @@ class _OuterSteps(Engine):
     @torch.no_grad()
     def _load_outer(self, local: int, saved: Mapping[str, Any]) -> None:
         self._loaded = None
-        self._fragments.left, self._fragments.aloft = list(saved["left"]), dict(saved["aloft"])
+        self._fragments.remaining, self._fragments.in_flight = list(saved["left"]), dict(saved["aloft"])
         self._works = {}
         # A checkpoint's model has the global weights, see ``flush``.
         for anchor, parameter in zip(self._anchors, self._gradient.parameters, strict=True):
@@ -389,6 +389,6 @@ class _OuterSteps(Engine):
         for tensor, own in zip(self._weights[local], saved["weights"], strict=True):
             tensor.copy_(own)
         parameters = self._gradient.parameters
-        state = {parameters[number]: copied(each) for number, each in saved["optimizer"].items()}
+        state = {parameters[number]: clone_data(each) for number, each in saved["optimizer"].items()}
         self._states[local] = defaultdict(dict, state)
-        self._rule.load_state_dict({**self._rule.state_dict(), "state": copied(saved["rule"])})
+        self._rule.load_state_dict({**self._rule.state_dict(), "state": clone_data(saved["rule"])})

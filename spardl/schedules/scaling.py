@@ -12,8 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 
 from spardl.communicators.steps.transfer import all_gather
 from spardl.method.method import MethodState
-from spardl.protocol.programs import Program, Worker, described, whole_team
-from spardl.vector.norms import clip_factor, largest, norm_of, sum_of_squares
+from spardl.protocol.programs import Program, Worker, describe, whole_team
+from spardl.vector.norms import clip_factor, largest_magnitude, norm_of, sum_of_squares
 
 __all__ = ["Limit", "Scale", "Scaling", "any_overflowed", "norm_in", "scale_of"]
 
@@ -50,7 +50,7 @@ class Limit:
         # A non-finite part is left out later; its infinite norm must not zero the finite parts here.
         finite = vectors
         if not math.isfinite(norm := norm_in(vectors, length) / scale):
-            finite = [vector for vector in vectors if math.isfinite(largest([vector]))]
+            finite = [vector for vector in vectors if math.isfinite(largest_magnitude([vector]))]
             norm = norm_in(finite, length) / scale
         self.measured = norm
         if math.isfinite(norm) and (factor := clip_factor(norm, self.before)) != 1:
@@ -71,7 +71,7 @@ class Limit:
 
 def norm_in(vectors: Sequence[Tensor], length: int) -> float:
     """2-norm of ``vectors`` of any shape with ``length`` entries in total; its bits do not depend on the split."""
-    peak = largest(vectors)
+    peak = largest_magnitude(vectors)
     return norm_of(sum_of_squares(vectors, peak, length), peak, length)
 
 
@@ -99,7 +99,7 @@ def any_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
         gradient: Gradient of this worker, shape (n,).
     """
     # An all-gather of flags, not a sum: the average itself cannot carry a NaN through every compressor.
-    fine = math.isfinite(largest([gradient]))
+    fine = math.isfinite(largest_magnitude([gradient]))
     flag = torch.tensor([not fine], dtype=torch.uint8, device=gradient.device)
     ones = [1] * worker.size
     flags = yield from all_gather(whole_team(worker), flag, ones, ones)
@@ -201,13 +201,13 @@ class Scaling:
         """
         factor, skipped = values.get("factor", 1.0), values.get("skipped", ())
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
-            raise ValueError(f"factor is {described(factor)}, expected a finite number above 0")
+            raise ValueError(f"factor is {describe(factor)}, expected a finite number above 0")
         if not isinstance(skipped, list | tuple) or len(skipped) not in (0, len(lengths)):
-            raise ValueError(f"skipped is {described(skipped)}, expected a list with one entry per group")
+            raise ValueError(f"skipped is {describe(skipped)}, expected a list with one entry per group")
         for each, length in zip(skipped, lengths, strict=False):
             fits = isinstance(each, Tensor) and each.is_floating_point() and each.shape == (length,)
             if each is not None and not fits:
-                raise ValueError(f"skipped contains {described(each)}, expected None or a tensor of {length} entries")
+                raise ValueError(f"skipped contains {describe(each)}, expected None or a tensor of {length} entries")
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Loads a state; one that was saved without a loss scale lacks the values."""

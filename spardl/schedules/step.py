@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from enum import Enum
 
 from spardl.basics.errors import TrainingError
-from spardl.clusters.base import Flight
-from spardl.schedules.carried import Group
+from spardl.clusters.base import Work
+from spardl.schedules.gradient_state import Group
 from spardl.vector.sparse import Sum
 
 __all__ = ["Step", "StepPhase"]
@@ -45,7 +45,7 @@ class Step:
         self._ranks, self._backwards = ranks, backwards
         self.phase = StepPhase.IDLE
         self.local = 0
-        self.works: list[Flight[Sum]] = []
+        self.works: list[Work[Sum]] = []
         self.unsent: list[int] = []
         self._groups: Sequence[Group] = []
         self._group_of: list[int] = []
@@ -100,7 +100,7 @@ class Step:
         """Ends the step."""
         self.phase, self.unsent = StepPhase.IDLE, []
 
-    def give_up(self) -> list[Flight[Sum]]:
+    def give_up(self) -> list[Work[Sum]]:
         """Ends a step whose backward pass failed.
 
         Returns:

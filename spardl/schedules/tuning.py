@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.protocol.programs import derive_seed
@@ -60,12 +60,12 @@ class Tuner:
     """
 
     def __init__(self, low: float, high: float, start: float, trials: int, seed: int) -> None:
-        if not all(is_a(float, value) and 0 < value < math.inf for value in (low, high, start)):
+        if not all(is_number(float, value) and 0 < value < math.inf for value in (low, high, start)):
             raise ConfigError(f"tuner: low, high and start must be numbers above 0, got {low!r}, {high!r}, {start!r}")
         if not (low < high and low <= start <= high):
             raise ConfigError(f"tuner: low < high and low <= start <= high must hold, got {low!r}, {high!r}, {start!r}")
         for name, value, least in (("trials", trials, 1), ("seed", seed, 0)):
-            if not is_a(int, value) or value < least:
+            if not is_number(int, value) or value < least:
                 raise ConfigError(f"tuner.{name} must be a whole number, at least {least}, got {value!r}")
         check_installed()
         self._low, self._high = float(low), float(high)

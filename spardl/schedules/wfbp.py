@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
@@ -42,12 +42,12 @@ class _AtTheEnd(Engine):
         """Adds the flat gradient to the residual of the local rank."""
         super().collect()
         self._averaging.clip_own(self._step.local)
-        for number in range(len(self.carried.groups)):
+        for number in range(len(self.gradient_state.groups)):
             self._averaging.hand_over(number, self._step.local)
 
     def finish(self) -> None:
         """Runs the method's program on every worker, and updates."""
-        for number, group in enumerate(self.carried.groups):
+        for number, group in enumerate(self.gradient_state.groups):
             averages = self._cluster.run(self._averaging.programs(number))
             for own, average in zip(self._step.averages, averages, strict=True):
                 own[number] = average
@@ -78,8 +78,8 @@ class InBackward(Engine):
         """Creates the synchronizations of the step when the first local rank begins."""
         super().begin(local)
         if local == 0:
-            programs = [self._averaging.programs(number) for number in range(len(self.carried.groups))]
-            self._step.works = [self._cluster.flight(each, pauses=self.pauses) for each in programs]
+            programs = [self._averaging.programs(number) for number in range(len(self.gradient_state.groups))]
+            self._step.works = [self._cluster.enqueue(each, pauses=self.pauses) for each in programs]
 
     def awaits(self, number: int) -> bool:
         """Whether the gradient of parameter ``number`` is still missing in this step."""
@@ -103,7 +103,7 @@ class InBackward(Engine):
             self._cluster.reach(step.local, range(len(self._gradient.layers)), backward=True)
             self._averaging.clip_own(step.local)
         while (ready := step.next_ready) is not None:
-            self._cluster.reach(step.local, range(*self.carried.groups[ready].layers), backward=True)
+            self._cluster.reach(step.local, range(*self.gradient_state.groups[ready].layers), backward=True)
             self._send()
 
     def _send(self) -> None:
@@ -134,7 +134,7 @@ class InBackward(Engine):
         for number in step.order:
             for local, own in enumerate(step.averages):
                 own[number] = step.works[number].wait(local)
-            self.kept += self._update.store(self.carried.groups[number], step.averages[0][number])
+            self.kept += self._update.store(self.gradient_state.groups[number], step.averages[0][number])
         self._update.step(self._averaging.gradients)
         step.end()
 
@@ -148,22 +148,22 @@ class InBackward(Engine):
 
     # --- state, as handles change it
 
-    def settle(self) -> None:
+    def return_unused(self) -> None:
         """Returns the averages that no update used to the residuals."""
-        self._scaling.return_unused(self.carried.states, remembers=self.carried.remembers)
+        self._scaling.return_unused(self.gradient_state.states, remembers=self.gradient_state.remembers)
 
-    def forget(self) -> None:
+    def reset(self) -> None:
         """Resets the engine to its state before the first step."""
         self._scaling.reset()
-        self.carried.forget()
+        self.gradient_state.reset()
         self._use_groups()
 
-    def succeed(self, other: InBackward) -> None:
+    def continue_from(self, other: InBackward) -> None:
         """Continues with other groups after ``other``, whose method keeps no state, has ended a step."""
         self.steps, self.kept = other.steps, other.kept
         self._usage.load_state_dict(other._usage.state_dict())
         self._scaling.load_state_dict(other._scaling.state_dict())
-        self.carried.succeed(other.carried)
+        self.gradient_state.continue_from(other.gradient_state)
 
     def check_state(self, values: Mapping[str, Any]) -> None:
         """Checks that ``load_state_dict`` can load ``values``, without changing anything.
@@ -171,7 +171,7 @@ class InBackward(Engine):
         Raises:
             ValueError: If a value does not fit.
         """
-        check_saved(values, self._gradient, self.carried, self._scaling, self._trials, self.fixed)
+        check_saved(values, self._gradient, self.gradient_state, self._scaling, self._trials, self.fixed)
 
 
 def check_megabytes(name: str, value: object) -> None:
@@ -184,7 +184,7 @@ def check_megabytes(name: str, value: object) -> None:
     Raises:
         ConfigError: If the value is not a number that is at least 0.
     """
-    if not is_a(float, value) or not (isinstance(value, int | float) and value >= 0) or math.isnan(value):
+    if not is_number(float, value) or not (isinstance(value, int | float) and value >= 0) or math.isnan(value):
         raise ConfigError(f"{name} must be a number of megabytes, at least 0 (0: one per layer), got {value!r}")
 
 

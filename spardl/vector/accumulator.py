@@ -17,8 +17,8 @@ from torch import Tensor
 from spardl.vector import sparse
 from spardl.vector.candidates import Candidates
 from spardl.vector.kernels import compiled
-from spardl.vector.layout import Part, Parts
-from spardl.vector.norms import Bound, clip_overflow, fits, largest
+from spardl.vector.layout import Range, Ranges
+from spardl.vector.norms import Bound, clip_overflow, fits, largest_magnitude
 from spardl.vector.packing import NIBBLE
 from spardl.vector.sparse import SparseVector, increasing, split, within
 from spardl.vector.wire import EXACT, Wire
@@ -34,7 +34,7 @@ class Accumulator:
         candidates: Known candidates for the largest entries, if they were listed when the gradient was added.
         wire: Precision of the values on the wire. Rounding errors remain in the vector.
         bound: Bound of the magnitudes in the vector. Code that writes larger entries to ``values`` must update it.
-        room: Buffer for a dense sum, of the vector's shape and dtype; ``None`` to allocate one when needed.
+        sum_buffer: Buffer for a dense sum, of the vector's shape and dtype; ``None`` to allocate one when needed.
         step: Granularity of the low bits of indices in messages (see ``Slot``), a number of bits.
 
     Attributes:
@@ -48,12 +48,12 @@ class Accumulator:
         candidates: Candidates | None = None,
         wire: Wire = EXACT,
         bound: Bound | None = None,
-        room: Tensor | None = None,
+        sum_buffer: Tensor | None = None,
         step: int = NIBBLE,
     ) -> None:
         self.values = values
         self.form = wire.form(values.dtype, step)
-        self.room = room
+        self.sum_buffer = sum_buffer
         self.wire = wire
         self.bound = bound or Bound()
         self.overflowed = False
@@ -69,7 +69,7 @@ class Accumulator:
         # Changes since the candidates were listed: a range, and increasing positions in it.
         self._changes: list[tuple[int, int, Tensor]] = []
 
-    def largest(self, parts: Sequence[Part], spare: float = 1.0) -> Tensor:
+    def largest(self, parts: Sequence[Range], spare: float = 1.0) -> Tensor:
         """Finds the k largest entries of each range; ties go to the lowest positions.
 
         Args:
@@ -81,7 +81,7 @@ class Accumulator:
         """
         return self._candidates.largest(self.values, parts, self._changed(parts), spare)
 
-    def reaching(self, part: Part, bound: float, most: int) -> Tensor | None:
+    def reaching(self, part: Range, bound: float, most: int) -> Tensor | None:
         """Finds the entries of a range whose magnitude is at least a bound, up to a limit.
 
         Args:
@@ -94,9 +94,9 @@ class Accumulator:
         """
         return self._candidates.reaching(self.values, part, bound, most, self._changed([part]))
 
-    def _changed(self, parts: Sequence[Part]) -> list[Tensor]:
+    def _changed(self, parts: Sequence[Range]) -> list[Tensor]:
         """Positions in the given ranges that may have changed since candidates were listed."""
-        spans, found = Parts.of(parts).spans, []
+        spans, found = Ranges.of(parts).spans, []
         for start, stop, positions in self._changes:
             for begin, end in spans:
                 if start < end and begin < stop:
@@ -104,7 +104,7 @@ class Accumulator:
                     break
         return found
 
-    def take(self, parts: Sequence[Part], select: Select) -> SparseVector:
+    def take(self, parts: Sequence[Range], select: Select) -> SparseVector:
         """Removes the entries that ``select`` picks from adjacent ranges.
 
         Args:
@@ -114,7 +114,7 @@ class Accumulator:
         Returns:
             The ranges as one sparse vector. The selected entries of this vector become zero.
         """
-        ranges = Parts.of(parts)
+        ranges = Ranges.of(parts)
         positions, start, length = select(self, ranges), ranges.start, ranges.length
         indices = positions - start if start else positions
         if start + length > self.values.numel():
@@ -198,7 +198,7 @@ class Accumulator:
 
     def _cut_at(self, positions: Tensor) -> None:
         sums = sparse.gather(self.values, positions)
-        if not math.isfinite(largest([sums])):
+        if not math.isfinite(largest_magnitude([sums])):
             self.overflowed = True
             sparse.put(self.values, positions, clip_overflow(sums))
 
@@ -239,10 +239,10 @@ class Accumulator:
             kept = sparse.gather(self.values, final)
             kept = torch.where(kept.isfinite(), kept, 0)
             sparse.put(self.values, final, kept)
-            peak = largest([kept])
+            peak = largest_magnitude([kept])
         self.bound.include(peak)
 
-    def restore_but(self, final: Tensor, *, whole: bool) -> None:
+    def restore_unsettled(self, final: Tensor, *, whole: bool) -> None:
         """Restores the original values, but sets taken and settled entries to zero. Call ``add_errors`` next.
 
         Args:
@@ -279,7 +279,7 @@ class Accumulator:
             kept = positions[places]
             rest = clip_overflow(sparse.gather(self.values, kept) + error[places])
             sparse.put(self.values, kept, rest)
-            self.bound.include(largest([rest]))
+            self.bound.include(largest_magnitude([rest]))
 
     def forget_overflows(self) -> None:
         """Sets non-finite entries to zero, once per synchronization; the final result already accounts for them.
@@ -290,10 +290,10 @@ class Accumulator:
         if self._settled:
             return
         self._settled = True
-        self.bound.value = largest([self.values])
+        self.bound.value = largest_magnitude([self.values])
         if not math.isfinite(self.bound.value):
             self.values.nan_to_num_(nan=0.0, posinf=0.0, neginf=0.0)
-            self.bound.value = largest([self.values])
+            self.bound.value = largest_magnitude([self.values])
 
     def settle(self, magnitude: float) -> None:
         """Declares all entries finite: none exceeds the earlier bound, except new ones of at most ``magnitude``."""
@@ -305,11 +305,11 @@ class Accumulator:
 
 def _difference(values: Tensor, rounded: Tensor) -> Tensor:
     rest = values - rounded
-    if values.device.type == "cpu" and math.isfinite(largest([rest])):
+    if values.device.type == "cpu" and math.isfinite(largest_magnitude([rest])):
         return rest
     # An infinity, or a value that rounding made infinite, leaves no residual.
     return torch.where(values.isfinite() & rounded.isfinite(), rest, 0)
 
 
-Select: TypeAlias = Callable[[Accumulator, Sequence[Part]], Tensor]
+Select: TypeAlias = Callable[[Accumulator, Sequence[Range]], Tensor]
 """``select(accumulator, parts)``: int64 positions to send, range by range, increasing within each."""

@@ -17,10 +17,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
-from spardl.vector.layout import Part
-from spardl.vector.selection import Chosen, Finder, Integers, Ranges, finder_for
+from spardl.vector.layout import Range
+from spardl.vector.selection import Chosen, Finder, Integers, ListingRanges, finder_for
 
 __all__ = ["Candidates", "Reuse", "check_number", "smallest_magnitude"]
 
@@ -92,7 +92,7 @@ def check_number(group: str, name: str, value: object, low: float, high: float =
         ConfigError: If it is not.
     """
     # NaN fails the comparison; infinity is rejected even without an upper limit.
-    if not is_a(float, value) or not low <= value <= high or value == math.inf:  # type: ignore[operator]
+    if not is_number(float, value) or not low <= value <= high or value == math.inf:  # type: ignore[operator]
         limits = f"at least {low}" if high == math.inf else f"from {low} to {high}"
         raise ConfigError(f"{group}.{name} must be a number, {limits}, got {value!r}")
 
@@ -142,12 +142,12 @@ class Candidates:
         bounds = bounds * (1 - torch.from_numpy(statistics.slack)).to(bounds.dtype)
         # Copied because kernels need contiguous arrays.
         starts, stops = statistics.ranges.T.copy()
-        ranges = Ranges(starts, stops, bounds, _CAPACITY * statistics.wanted + _EXTRA)
+        ranges = ListingRanges(starts, stops, bounds, _CAPACITY * statistics.wanted + _EXTRA)
         self._listed = self._of(values).add(values, gradient, ranges, clear=clear)
         self._statistics = statistics
         self._found.clear()
 
-    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor], spare: float = 1.0) -> Tensor:
+    def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor], spare: float = 1.0) -> Tensor:
         """Finds the k largest entries of each range; ties go to the lowest positions.
 
         Args:
@@ -169,7 +169,9 @@ class Candidates:
         self._found.append(chosen)
         return chosen.positions
 
-    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
+    def reaching(
+        self, values: Tensor, part: Range, bound: float, most: int, touched: Sequence[Tensor]
+    ) -> Tensor | None:
         """Finds the entries of a range whose magnitude is at least a bound, up to a limit.
 
         Args:

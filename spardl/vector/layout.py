@@ -12,10 +12,10 @@ from typing import NamedTuple, overload
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Layout", "Part", "Parts"]
+__all__ = ["Layout", "Range", "Ranges"]
 
 
-class Part(NamedTuple):
+class Range(NamedTuple):
     """A range of a vector, and the number of entries to send from it.
 
     Attributes:
@@ -29,7 +29,7 @@ class Part(NamedTuple):
     k: int
 
 
-class Parts(Sequence[Part]):
+class Ranges(Sequence[Range]):
     """Immutable sequence of ranges, stored as columns so that operations are vectorized over all ranges.
 
     Args:
@@ -40,9 +40,9 @@ class Parts(Sequence[Part]):
         self.columns = columns
 
     @classmethod
-    def of(cls, parts: Sequence[Part]) -> Parts:
+    def of(cls, parts: Sequence[Range]) -> Ranges:
         """Converts ``parts`` to this form."""
-        if isinstance(parts, Parts):
+        if isinstance(parts, Ranges):
             return parts
         # fromiter: for thousands of ranges, np.array spends more time on checking that each has three numbers.
         table = np.fromiter(chain.from_iterable(parts), np.int64, 3 * len(parts)).reshape(-1, 3)
@@ -52,16 +52,16 @@ class Parts(Sequence[Part]):
         return int(self.columns.shape[1])
 
     @overload
-    def __getitem__(self, place: int) -> Part: ...
+    def __getitem__(self, place: int) -> Range: ...
 
     @overload
-    def __getitem__(self, place: slice) -> Parts: ...
+    def __getitem__(self, place: slice) -> Ranges: ...
 
-    def __getitem__(self, place: int | slice) -> Part | Parts:
-        return Parts(self.columns[:, place]) if isinstance(place, slice) else Part(*self.columns[:, place].tolist())
+    def __getitem__(self, place: int | slice) -> Range | Ranges:
+        return Ranges(self.columns[:, place]) if isinstance(place, slice) else Range(*self.columns[:, place].tolist())
 
-    def __iter__(self) -> Iterator[Part]:
-        return map(Part._make, zip(*self.columns.tolist(), strict=True))
+    def __iter__(self) -> Iterator[Range]:
+        return map(Range._make, zip(*self.columns.tolist(), strict=True))
 
     @cached_property
     def start(self) -> int:
@@ -80,13 +80,13 @@ class Parts(Sequence[Part]):
         return int(self.columns[2].sum())
 
     @cached_property
-    def sending(self) -> Parts:
+    def sending(self) -> Ranges:
         """The ranges that send entries, with k limited to their length."""
         starts, stops, wanted = self.columns
         sent = np.minimum(wanted, stops - starts)
         if np.array_equal(sent, wanted) and sent.all():
             return self
-        return Parts(np.stack([each[sent > 0] for each in (starts, stops, sent)]))
+        return Ranges(np.stack([each[sent > 0] for each in (starts, stops, sent)]))
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:

@@ -25,7 +25,7 @@ __all__ = [
     "clip_overflow",
     "divide",
     "fits",
-    "largest",
+    "largest_magnitude",
     "norm_of",
     "sum_of_squares",
 ]
@@ -76,7 +76,7 @@ _RAW: Mapping[torch.dtype, Magnitudes] = MappingProxyType(
 )
 
 
-def largest(parts: Iterable[Tensor]) -> float:
+def largest_magnitude(parts: Iterable[Tensor]) -> float:
     """Largest magnitude in ``parts``, tensors of shape (m,); NaN if one is NaN, 0 without entries."""
     found = [_peak(part.detach()) for part in parts if part.numel()]
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
@@ -95,7 +95,7 @@ def divide(values: Tensor, count: int) -> float:
     raw = _raw(values)
     # numpy has no bfloat16, and numba cannot divide float16.
     if raw is None or raw.shift or values.dtype == torch.float16:
-        peak = largest([values])
+        peak = largest_magnitude([values])
         values.div_(count)
         return peak
     from spardl.vector.kernels import selection  # noqa: PLC0415 - takes seconds to import
@@ -215,7 +215,7 @@ class Bound:
 
     def look(self, values: Tensor) -> bool:
         """Recomputes the bound from ``values``, shape (n,); removes overflow and returns like ``grow``."""
-        self.value = largest([values])
+        self.value = largest_magnitude([values])
         if math.isfinite(self.value):
             return False
         limits = torch.finfo(values.dtype)
@@ -239,4 +239,4 @@ def clip_overflow(sums: Tensor) -> Tensor:
     Returns:
         The same tensor, of the same shape.
     """
-    return sums if math.isfinite(largest([sums])) else sums.nan_to_num_(nan=0.0)
+    return sums if math.isfinite(largest_magnitude([sums])) else sums.nan_to_num_(nan=0.0)

@@ -19,14 +19,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.vector.kernels import compiled, runs_triton
-from spardl.vector.layout import Part, Parts
+from spardl.vector.layout import Range, Ranges
 
 __all__ = [
     "Chosen",
     "Finder",
     "Integers",
     "LazyAddition",
-    "Ranges",
+    "ListingRanges",
     "block_of",
     "finder_for",
     "in_rows",
@@ -178,7 +178,7 @@ def in_rows(starts: Integers, stops: Integers) -> NDArray[np.bool_]:
     return found
 
 
-def largest_of_rows(values: Tensor, ranges: Parts) -> tuple[Tensor, Tensor]:
+def largest_of_rows(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
     """Finds the largest entries of each row; ties go to the lowest positions.
 
     Args:
@@ -224,24 +224,26 @@ def _drop_late_row_ties(magnitude: Tensor, least: Tensor, count: Tensor) -> Tens
     return (above | (ties & (ties.cumsum(1) <= remaining))).view(-1).nonzero().squeeze(1)
 
 
-class Ranges(NamedTuple):
+class ListingRanges(NamedTuple):
     """Ranges of a vector, and the magnitudes from which their entries are listed.
 
     Attributes:
         starts: Starts of the ranges, shape (r,), increasing; ranges do not overlap.
         stops: Ends of the ranges, shape (r,).
         bounds: CPU tensor of shape (r,) in the vector's dtype: least magnitudes to list, above 0.
-        rooms: Maximum number of listed entries per range, shape (r,); a list with more is dropped.
+        capacities: Maximum number of listed entries per range, shape (r,); a list with more is dropped.
     """
 
     starts: Integers
     stops: Integers
     bounds: Tensor
-    rooms: Integers
+    capacities: Integers
 
-    def only(self, some: NDArray[np.bool_]) -> Ranges:
+    def only(self, some: NDArray[np.bool_]) -> ListingRanges:
         """Selects the ranges for which ``some``, shape (r,), is true."""
-        return Ranges(self.starts[some], self.stops[some], self.bounds[torch.from_numpy(some)], self.rooms[some])
+        return ListingRanges(
+            self.starts[some], self.stops[some], self.bounds[torch.from_numpy(some)], self.capacities[some]
+        )
 
 
 class Chosen(NamedTuple):
@@ -264,7 +266,7 @@ class Finder(ABC):
     """Lists large entries of a vector, and finds its largest ones."""
 
     @abstractmethod
-    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
         """Adds a gradient to a vector, and lists the entries that reach their range's bound.
 
         Args:
@@ -278,7 +280,7 @@ class Finder(ABC):
         """
 
     @abstractmethod
-    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
+    def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor]) -> Chosen:
         """Finds the k largest entries of each range; ties go to the lowest positions.
 
         Args:
@@ -287,7 +289,9 @@ class Finder(ABC):
             touched: int64 positions that may have changed since, shape (m,) each, increasing.
         """
 
-    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
+    def reaching(
+        self, values: Tensor, part: Range, bound: float, most: int, touched: Sequence[Tensor]
+    ) -> Tensor | None:
         """Finds the entries of a range whose magnitude is at least a bound, up to a limit.
 
         Args:
@@ -310,7 +314,7 @@ class PortableFinder(Finder):
     def __init__(self) -> None:
         self._lists: dict[tuple[int, int], tuple[Tensor, float]] = {}
 
-    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
         """Adds the gradient, and lists the ranges that are not rows of a matrix; rows are always compared whole."""
         self._lists = {}
         alone = ~in_rows(ranges.starts, ranges.stops)
@@ -318,7 +322,7 @@ class PortableFinder(Finder):
         counts[alone] = self._add(values, gradient, ranges.only(alone), clear)
         return counts
 
-    def _add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, clear: bool) -> list[int]:
+    def _add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, clear: bool) -> list[int]:
         # Block by block: sums are compared while they are in the cache.
         addition, counts = LazyAddition(values, gradient, clear), []
         for start, stop, bound, capacity in zip(*(each.tolist() for each in ranges), strict=True):
@@ -330,14 +334,16 @@ class PortableFinder(Finder):
         addition.advance(values.numel())
         return counts
 
-    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
+    def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor]) -> Chosen:
         """Selects range by range, but all rows of a matrix at once."""
-        ranges = Parts.of(parts)
+        ranges = Ranges.of(parts)
         found = [self._of_run(values, ranges[run], touched) for run in runs_of(*ranges.columns[:2])]
         positions, cuts, looked = zip(*found, strict=True)
         return Chosen(ranges.columns.T, torch.cat(positions), torch.cat(cuts).cpu(), np.concatenate(looked))
 
-    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
+    def reaching(
+        self, values: Tensor, part: Range, bound: float, most: int, touched: Sequence[Tensor]
+    ) -> Tensor | None:
         """Searches the list if it suffices, otherwise the range."""
         listed, least = self._lists.get((part.start, part.stop), (None, math.inf))
         if listed is None or touched or (bound < least and listed.numel() <= most):
@@ -350,7 +356,7 @@ class PortableFinder(Finder):
         """Listed positions of the range from ``start`` to ``stop``: int64, shape (m,); KeyError without a list."""
         return self._lists[start, stop][0]
 
-    def _of_run(self, values: Tensor, run: Parts, touched: Sequence[Tensor]) -> tuple[Tensor, Tensor, Integers]:
+    def _of_run(self, values: Tensor, run: Ranges, touched: Sequence[Tensor]) -> tuple[Tensor, Tensor, Integers]:
         if len(run) > 1:
             return *largest_of_rows(values, run), np.full(len(run), -1)
         part = run[0]
@@ -359,7 +365,7 @@ class PortableFinder(Finder):
         cut = values[positions].abs().min() if compared else values.new_zeros(())
         return positions, cut[None], np.array([looked])
 
-    def _largest(self, values: Tensor, part: Part, touched: Sequence[Tensor]) -> tuple[Tensor, int]:
+    def _largest(self, values: Tensor, part: Range, touched: Sequence[Tensor]) -> tuple[Tensor, int]:
         listed, bound = self._lists.get((part.start, part.stop), (None, 0.0))
         if listed is not None:
             inside = [other[(other >= part.start) & (other < part.stop)] for other in touched]
@@ -377,13 +383,13 @@ class PortableFinder(Finder):
 class GpuFinder(PortableFinder):
     """Finder for CUDA: one kernel adds and compares."""
 
-    def _add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, clear: bool) -> list[int]:
+    def _add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, clear: bool) -> list[int]:
         # The host synchronizes with the GPU once, for the counts.
         from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - triton is installed only with CUDA
 
         bounds: list[float] = ranges.bounds.tolist()
         starts, stops = ranges.starts.tolist(), ranges.stops.tolist()
-        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.rooms.sum()))
+        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.capacities.sum()))
         # The kernel only reads the gradient.
         if clear and gradient is not None:
             gradient.zero_()
@@ -429,11 +435,11 @@ class CompiledFinder(Finder):
         # One column per listed range: its start and stop, start (or -1) and end of its list, and its bound as integer.
         self._lists: Integers = np.empty((5, 0), np.int64)
 
-    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
         """Adds and lists in one kernel; reuses the lists' memory from step to step."""
         from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
 
-        capacity = int(ranges.rooms.sum())
+        capacity = int(ranges.capacities.sum())
         if self._places.size < capacity:
             small = values.numel() < 2**31
             self._places = np.empty(capacity, np.int32 if small else np.int64)
@@ -448,7 +454,7 @@ class CompiledFinder(Finder):
             lists[0],
             lists[1],
             self._array(ranges.bounds),
-            ranges.rooms,
+            ranges.capacities,
             self._places,
             self._array(self._listed),
             lists[2],
@@ -459,11 +465,11 @@ class CompiledFinder(Finder):
     def _array(self, values: Tensor) -> NDArray[Any]:
         return values.detach().view(self._kind.array).numpy()
 
-    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
+    def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor]) -> Chosen:
         """Finds the entries of all ranges in one kernel."""
         from spardl.vector.kernels.selection import largest  # noqa: PLC0415 - takes seconds to import
 
-        bits, ranges = self._kind.bits, Parts.of(parts)
+        bits, ranges = self._kind.bits, Ranges.of(parts)
         out = torch.empty(ranges.wanted, dtype=torch.int64)
         looked, keys = np.empty(len(parts), np.int64), torch.empty(len(parts), dtype=bits)
         largest(
@@ -480,7 +486,9 @@ class CompiledFinder(Finder):
         )
         return Chosen(ranges.columns.T, out, keys.view(values.dtype), looked)
 
-    def reaching(self, values: Tensor, part: Part, bound: float, most: int, touched: Sequence[Tensor]) -> Tensor | None:
+    def reaching(
+        self, values: Tensor, part: Range, bound: float, most: int, touched: Sequence[Tensor]
+    ) -> Tensor | None:
         """Searches the list if it suffices, without access to the vector; otherwise the range."""
         from spardl.vector.kernels.selection import (  # noqa: PLC0415 - takes seconds to import
             collect,
@@ -570,7 +578,7 @@ def top_k(values: Tensor, k: int) -> Tensor:
         int64 positions of shape (min(max(k, 0), n),), strictly increasing.
     """
     length = values.numel()
-    return finder_for(values).largest(values, [Part(0, length, min(max(k, 0), length))], []).positions
+    return finder_for(values).largest(values, [Range(0, length, min(max(k, 0), length))], []).positions
 
 
 def _top_k(values: Tensor, k: int) -> Tensor:

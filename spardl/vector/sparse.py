@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from spardl.vector.kernels import compiled
-from spardl.vector.norms import Magnitudes, clip_overflow, largest
+from spardl.vector.norms import Magnitudes, clip_overflow, largest_magnitude
 from spardl.vector.selection import top_k
 
 __all__ = [
@@ -78,7 +78,7 @@ def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor)
         for positions, before in reversed(changes):
             values[positions] = before
         values[kept] = stays
-        return largest([stays])
+        return largest_magnitude([stays])
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     raw, own, magnitudes = _raw(values), kept.numpy(), Magnitudes.of(values.dtype)
@@ -124,7 +124,7 @@ def add(values: Tensor, positions: Tensor, amounts: Tensor) -> tuple[Tensor, flo
     if not compiled(values) or values.itemsize == 2:
         before = values[positions]
         values[positions] = before + amounts
-        return before, largest([amounts])
+        return before, largest_magnitude([amounts])
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
     before = values.new_empty(positions.numel())

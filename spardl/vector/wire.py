@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spardl.basics.checks import check_choice
 from spardl.vector.bits import pack_codes, packed_bytes, unpack_codes
-from spardl.vector.norms import largest
+from spardl.vector.norms import largest_magnitude
 from spardl.vector.packing import NIBBLE, Slot, index_bytes, message_bytes, pack, pack_indices, too_short, unpack_all
 from spardl.vector.sparse import SparseVector, concatenate
 
@@ -328,7 +328,7 @@ class Wire:
         dtype = self.dtype(values.dtype)
         most = torch.finfo(dtype).max
         # On the CPU, one pass for the maximum is cheaper than a test per entry; on a GPU it would synchronize.
-        if values.device.type != "cpu" or not largest([values]) <= most:
+        if values.device.type != "cpu" or not largest_magnitude([values]) <= most:
             values = torch.where(values.isfinite(), values.clamp(-most, most), values)
         return values.to(dtype).to(values.dtype)
 

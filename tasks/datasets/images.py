@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from spardl.basics.checks import is_a
+from spardl.basics.checks import is_number
 from spardl.basics.errors import ConfigError
 from tasks.datasets.base import Dataset
 from trainer.task import Split
@@ -42,7 +42,7 @@ class ImageSplit:
     flip: bool = False
 
     def __post_init__(self) -> None:
-        if not is_a(int, self.padding) or self.padding < 0:
+        if not is_number(int, self.padding) or self.padding < 0:
             raise ConfigError(f"dataset.crop_padding must be a whole number, at least 0, got {self.padding!r}")
 
     def __len__(self) -> int:

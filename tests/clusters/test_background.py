@@ -11,7 +11,7 @@ import torch
 from spardl.clusters.process_group import _tensors
 from spardl.protocol.programs import Boundary
 from spardl.vector.sparse import SparseVector
-from tests.labs import ROOT
+from tests.support.labs import ROOT
 
 PROGRAM = """
 import time

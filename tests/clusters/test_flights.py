@@ -19,7 +19,7 @@ from spardl.clusters.ledger import PhaseStack
 from spardl.clusters.process_group import Background
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.protocol.programs import Boundary, Exchange, Phase, Program, Receive, Send, Worker
-from tests.harness import run_workers
+from tests.support.harness import run_workers
 
 # A message of 125 bytes takes 1 s.
 NETWORK = Network(alpha=0.0, gbit=1e-6)
@@ -44,7 +44,7 @@ def cluster(profile: Profile | None = None) -> SimulatedCluster:
 
 def test_stream_runs_released_programs() -> None:
     pair = cluster()
-    first, second = (pair.flight([swap(worker, value) for worker in pair.local_workers]) for value in (3, 4))
+    first, second = (pair.enqueue([swap(worker, value) for worker in pair.local_workers]) for value in (3, 4))
     for local in range(2):
         first.release(local)
         second.release(local)
@@ -58,7 +58,7 @@ def test_stream_runs_released_programs() -> None:
 
 def test_synchronization_starts_at_the_last_release() -> None:
     pair = cluster(Profile("m", "d", 1, (LayerTimes("a", 1, 0.0, 4.0),), forward=1.0, backward=4.0, update=0.0))
-    flight = pair.flight([swap(worker, 1) for worker in pair.local_workers])
+    flight = pair.enqueue([swap(worker, 1) for worker in pair.local_workers])
     flight.release(0)
     with pair.computing(1):
         pair.reach(1, [0], backward=True)
@@ -72,7 +72,7 @@ def test_synchronization_starts_at_the_last_release() -> None:
 
 def test_half_now_half_later() -> None:
     pair = cluster()
-    flight = pair.flight([swap(worker, worker.rank, boundary=True) for worker in pair.local_workers], pauses=True)
+    flight = pair.enqueue([swap(worker, worker.rank, boundary=True) for worker in pair.local_workers], pauses=True)
     for local in range(2):
         flight.release(local)
     assert [int(flight.boundary(local).shard[0]) for local in range(2)] == [1, 0]
@@ -86,7 +86,7 @@ def test_half_now_half_later() -> None:
 
 def test_a_result_that_was_never_released() -> None:
     pair = cluster()
-    flight = pair.flight([swap(worker, 1) for worker in pair.local_workers])
+    flight = pair.enqueue([swap(worker, 1) for worker in pair.local_workers])
     flight.release(0)
     with pytest.raises(ProgramError, match="rank 1 has not released its program"):
         flight.wait(0)
@@ -155,8 +155,8 @@ def test_overlapped_and_direct_messages_do_not_mix() -> None:
 
     def work(pair: ProcessGroupCluster) -> list[float]:
         (worker,) = pair.local_workers
-        flights = [pair.flight([swap(worker, value)]) for value in range(20)]
-        paused = pair.flight([swap(worker, worker.rank, boundary=True)], pauses=True)
+        flights = [pair.enqueue([swap(worker, value)]) for value in range(20)]
+        paused = pair.enqueue([swap(worker, worker.rank, boundary=True)], pauses=True)
         for flight in (*flights, paused):
             flight.release(0)
         aside = [pair.run([swap(worker, 7)])[0] for _ in range(20)]
@@ -181,7 +181,7 @@ def test_two_streams_run_concurrently() -> None:
             assert over.wait(timeout=20)
             return (yield from swap(worker, 5))
 
-        first, second = both.flight([selecting()]), both.flight([swap(worker, 6)])
+        first, second = both.enqueue([selecting()]), both.enqueue([swap(worker, 6)])
         first.release(0)
         second.release(0)
         found = second.wait(0)
@@ -196,7 +196,7 @@ def test_streams_rotate_in_order() -> None:
     def work(pair: ProcessGroupCluster) -> list[float]:
         (worker,) = pair.local_workers
         many = ProcessGroupCluster(timeout=20, streams=3)
-        flights = [many.flight([swap(worker, value, boundary=value % 2 == 0)]) for value in range(40)]
+        flights = [many.enqueue([swap(worker, value, boundary=value % 2 == 0)]) for value in range(40)]
         for flight in flights:
             flight.release(0)
         return [*(flight.wait(0) for flight in flights), many.ledgers[0].rounds]
@@ -220,7 +220,7 @@ def test_lost_peer_is_detected_by_wait(signum: signal.Signals) -> None:
     def work(pair: ProcessGroupCluster) -> None:
         (worker,) = pair.local_workers
         beside = ProcessGroupCluster(timeout=2)
-        flight = beside.flight([swap(worker, 1, boundary=True)], pauses=True)
+        flight = beside.enqueue([swap(worker, 1, boundary=True)], pauses=True)
         flight.release(0)
         flight.boundary(0)
         if worker.rank == 1:
@@ -241,7 +241,7 @@ def test_lost_peer_is_detected_by_wait(signum: signal.Signals) -> None:
 def test_synchronization_overlaps_the_main_thread() -> None:
     def work(pair: Cluster) -> bool:
         (worker,) = pair.local_workers
-        flight = pair.flight([swap(worker, 1)])
+        flight = pair.enqueue([swap(worker, 1)])
         flight.release(0)
         model = nn.Linear(8, 8)
         until = time.monotonic() + 20

@@ -22,7 +22,7 @@ from spardl.communicators import Backend
 from spardl.compressors import NoCompression
 from spardl.method import NoResidual
 from spardl.method.method import Method
-from tests.harness import NETWORK, layout_of, run_workers
+from tests.support.harness import NETWORK, layout_of, run_workers
 
 LENGTH = 83
 LINE = re.compile(r"step=(\d+) round=(\d+) from=(\d+) to=(\d+|all) words=(\d+) bytes=(\d+)")
@@ -65,7 +65,7 @@ def synchronize(cluster: Cluster, method: Method) -> None:
         if not step:
             cluster.run(programs)
             continue
-        flight = cluster.flight(programs, pauses=method.communicator.splits)
+        flight = cluster.enqueue(programs, pauses=method.communicator.splits)
         for local in range(len(states)):
             flight.release(local)
         if method.communicator.splits:

@@ -21,8 +21,8 @@ from spardl.clusters import precompile as precompiling
 from spardl.clusters.precompile import precompile
 from spardl.vector import kernels
 from spardl.vector.layout import Layout
-from tests.harness import spardl, topka
-from tests.labs import ROOT
+from tests.support.harness import spardl, topka
+from tests.support.labs import ROOT
 
 KERNELS = {
     "selection": ["add_and_list", "collect", "largest", "list_of"],

@@ -17,7 +17,7 @@ from spardl.clusters.precompile import precompile
 from spardl.diagnostics.doctor.correctness import every_method, try_method
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
 from tests.diagnostics.doctor.common import Collected
-from tests.harness import run_workers
+from tests.support.harness import run_workers
 
 
 def _ring(rank: int, size: int) -> Program[list[float]]:

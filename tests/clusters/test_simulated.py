@@ -10,7 +10,7 @@ import torch
 from spardl.basics.errors import ConfigError, ProgramError
 from spardl.clusters import Network, SimulatedCluster, gather_rows
 from spardl.protocol.programs import AllReduce, Exchange, Phase, Program, Receive, Send
-from tests.harness import Bench, dense, spardl
+from tests.support.harness import Bench, dense, spardl
 
 ALPHA, BETA = 1e-3, 8e-9 / 2
 

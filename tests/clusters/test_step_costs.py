@@ -15,7 +15,7 @@ def costs(**changes: Any) -> StepCosts:
     beside = seconds | {Phase.MERGE.value: 0.003, Phase.COMMUNICATE.value: 1.0}
     seconds |= {Phase.SELECT.value: 0.001, Phase.PACK.value: 0.002, Phase.MERGE.value: 0.002}
     values = {"rounds": 1.0, "words": 1.0, "bytes_sent": 1e6, "dense_bytes": 9e6, "peak_memory": 0.0}
-    return StepCosts(seconds=seconds, beside=beside, **{**values, **changes})
+    return StepCosts(seconds=seconds, overlapped=beside, **{**values, **changes})
 
 
 def test_the_break_even_bandwidth_by_hand() -> None:
@@ -37,6 +37,6 @@ def test_costs_are_means_over_steps_and_workers() -> None:
     found = gather_costs(cluster, 3, torch.zeros(10))
     assert (found.rounds, found.words, found.bytes_sent) == (2, 50, 400)
     assert found.seconds["compute"] == 1.0
-    assert (found.seconds["communicate"], found.beside["communicate"]) == (0.0, 2.0)
+    assert (found.seconds["communicate"], found.overlapped["communicate"]) == (0.0, 2.0)
     assert found.dense_bytes == 2 * 40 * 3 / 4
     assert found.peak_memory > 1e6

@@ -24,8 +24,8 @@ from spardl.protocol.programs import (
     Send,
     Worker,
 )
-from tests.driver import here, only_run, summary
-from tests.harness import layout_of, run_method, run_workers, same_bits, spardl, topka
+from tests.support.driver import here, only_run, summary
+from tests.support.harness import layout_of, run_method, run_workers, same_bits, spardl, topka
 from trainer.launch import Heartbeat, ProcessGroup
 
 NETWORK = Network(alpha=1e-2, gbit=0.01)
@@ -106,10 +106,10 @@ def _seconds(cluster: ProcessGroupCluster, program: Any, beside: bool) -> tuple[
     if not beside:
         result = cluster.run([program(worker)])[0]
         return ledger.seconds[Phase.COMMUNICATE], ledger.rounds, max(ledger.bytes_sent, ledger.bytes_received), result
-    flight = cluster.flight([program(worker)])
+    flight = cluster.enqueue([program(worker)])
     flight.release(0)
     result = flight.wait(0)
-    return ledger.beside[Phase.COMMUNICATE], ledger.rounds, max(ledger.bytes_sent, ledger.bytes_received), result
+    return ledger.overlapped[Phase.COMMUNICATE], ledger.rounds, max(ledger.bytes_sent, ledger.bytes_received), result
 
 
 @pytest.mark.timeout(60)
@@ -132,7 +132,7 @@ def test_no_round_is_over_too_early(program: Any, workers: int, rounds: int, nby
 def test_uncounted_programs_are_throttled() -> None:
     def work(cluster: ProcessGroupCluster) -> float:
         slow = ProcessGroupCluster(throttle=NETWORK)
-        return slow.time_aside([_uneven(slow.local_workers[0])])[0]
+        return slow.time_uncounted([_uneven(slow.local_workers[0])])[0]
 
     assert min(run_workers(2, work)) >= NETWORK.alpha * 2 + NETWORK.beta * 80_000
 

@@ -15,7 +15,7 @@ from spardl.compressors import SparseCompressor
 from spardl.method.method import Method
 from spardl.method.residuals import PartialResidual, Residual
 from spardl.vector.sparse import SparseVector, Sum
-from tests.harness import Bench
+from tests.support.harness import Bench
 from trainer.targets import importable
 
 CONF = Path(__file__).parents[2] / "conf"

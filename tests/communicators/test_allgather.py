@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench, topka
+from tests.support.harness import Bench, topka
 
 
 def test_sums_all_selected_entries() -> None:

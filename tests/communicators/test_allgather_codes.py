@@ -16,7 +16,7 @@ from spardl.compressors import CodeCompressor, Mass, NoCompression
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual
 from spardl.protocol.programs import Context, State
-from tests.harness import Bench, context
+from tests.support.harness import Bench, context
 
 
 @dataclass(frozen=True)

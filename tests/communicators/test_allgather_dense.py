@@ -12,7 +12,7 @@ from spardl.communicators import AllGatherDense
 from spardl.compressors import NoCompression
 from spardl.method.method import Method
 from spardl.method.residuals import NoResidual
-from tests.harness import Bench
+from tests.support.harness import Bench
 
 METHOD = Method(NoCompression(), AllGatherDense(), NoResidual())
 

@@ -19,8 +19,8 @@ from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual
 from spardl.protocol.programs import Context, Worker
 from tests.communicators.test_allgather_codes import Whole
-from tests.harness import Bench, context, layout_of, same_bits
-from tests.quick import some_quick
+from tests.support.harness import Bench, context, layout_of, same_bits
+from tests.support.quick import some_quick
 
 
 def bench(workers: int, length: int) -> Bench:

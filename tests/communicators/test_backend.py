@@ -10,7 +10,7 @@ from spardl.communicators import Backend
 from spardl.compressors import NoCompression
 from spardl.method.method import Method
 from spardl.method.residuals import NoResidual
-from tests.harness import Bench, run_workers
+from tests.support.harness import Bench, run_workers
 
 
 def test_one_collective_at_optimal_cost() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.harness import Bench, dense
+from tests.support.harness import Bench, dense
 
 
 @pytest.mark.parametrize("workers", [1, 2, 3, 5, 8])

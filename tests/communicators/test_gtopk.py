@@ -23,7 +23,7 @@ from spardl.protocol.programs import Context, State
 from spardl.vector.accumulator import Select
 from spardl.vector.packing import Slot, message_bytes
 from spardl.vector.sparse import SparseVector
-from tests.harness import NETWORK, Bench, context, same_bits, to_dense
+from tests.support.harness import NETWORK, Bench, context, same_bits, to_dense
 
 WORKERS = [*range(1, 10), 12, 16]
 RULES = [LocalResidual(), PartialResidual(), GlobalResidual()]

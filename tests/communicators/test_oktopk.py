@@ -18,7 +18,7 @@ from spardl.method.residuals import NoResidual, PartialResidual, Residual
 from spardl.protocol.programs import Context, Worker, whole_team
 from spardl.vector.sparse import SparseVector
 from tests.communicators.oktopk_cluster import PUBLISHED, WORKERS, alike, cluster, count, published
-from tests.harness import NETWORK, Bench, layout_of, same_bits
+from tests.support.harness import NETWORK, Bench, layout_of, same_bits
 
 
 def test_configurations_hold_the_published_values() -> None:

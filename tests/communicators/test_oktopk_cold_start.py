@@ -16,8 +16,8 @@ from spardl.compressors import GaussianK, ReusedThreshold, TopK
 from spardl.protocol.programs import Context, Worker
 from spardl.vector.sparse import SparseVector
 from tests.communicators.oktopk_cluster import PUBLISHED, cluster, count, published
-from tests.harness import Bench, layout_of, same_bits
-from tests.quick import some_quick
+from tests.support.harness import Bench, layout_of, same_bits
+from tests.support.quick import some_quick
 
 Make = Callable[[torch.Generator, int, int], Tensor]
 

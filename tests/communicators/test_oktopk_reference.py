@@ -16,7 +16,7 @@ from spardl.compressors import ReusedThreshold
 from spardl.vector.sparse import SparseVector
 from tests.communicators.oktopk_cluster import PUBLISHED, WORKERS, alike, cluster, published
 from tests.communicators.oktopk_reference import Reference
-from tests.harness import context, same_bits
+from tests.support.harness import context, same_bits
 
 SHORT = {
     "every period": (ReusedThreshold(0.1, period=5), OkTopk(repartition_period=9, threshold_period=7)),

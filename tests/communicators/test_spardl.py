@@ -17,7 +17,7 @@ from spardl.compressors import TopK
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench, context, divisors, spardl
+from tests.support.harness import Bench, context, divisors, spardl
 
 
 @pytest.mark.parametrize("size", range(1, 65))

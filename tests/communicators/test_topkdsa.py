@@ -22,10 +22,10 @@ from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
 from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.accumulator import Accumulator, Select
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.packing import Slot, message_bytes
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench, context, layout_of, same_bits, to_dense
+from tests.support.harness import Bench, context, layout_of, same_bits, to_dense
 
 WORKERS = [*range(1, 10), 12, 16]
 RULES = [LocalResidual(), PartialResidual(), GlobalResidual()]
@@ -43,7 +43,7 @@ class AnyCount(SparseCompressor):
     output = Output.ANY_COUNT
 
     def selector(self, context: Context, state: State) -> Select:
-        def select(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+        def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
             (part,) = parts
             inside = accumulated.values[part.start : part.stop]
             return (inside.abs() > self.threshold).nonzero().squeeze(1) + part.start

@@ -18,7 +18,7 @@ from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual
 from spardl.protocol.programs import Worker, seeded_generator
 from spardl.vector.layout import Layout
-from tests.harness import NETWORK, Bench, context, same_bits, to_dense
+from tests.support.harness import NETWORK, Bench, context, same_bits, to_dense
 
 # Two matrices of equal width, a convolution, and uncompressed tensors: vectors, a scalar, a matrix that would grow.
 LAYOUT = Layout.of([(20, 30), (20,), (), (0,), (10, 4, 3, 3), (40, 30), (6, 2), (7,)])

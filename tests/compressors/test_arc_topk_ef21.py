@@ -16,7 +16,7 @@ from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual
 from spardl.protocol.programs import Worker
 from tests.compressors.test_arc_topk import LAYOUT, drawn, kept
-from tests.harness import NETWORK, Bench, same_bits, to_dense
+from tests.support.harness import NETWORK, Bench, same_bits, to_dense
 
 METHOD = Method(ARCTopKEF21(density=0.2, sketch=2, seed=3), Dense(), NoResidual())
 

@@ -18,7 +18,7 @@ from spardl.communicators import Backend, Dense, DenseCommunicator
 from spardl.compressors import Cast, Mass
 from spardl.method.method import Method
 from spardl.method.residuals import NoResidual
-from tests.harness import Bench, context, layout_of, run_method, run_workers, same_bits, to_dense
+from tests.support.harness import Bench, context, layout_of, run_method, run_workers, same_bits, to_dense
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 EPSILON = {"fp16": 2.0**-11, "bf16": 2.0**-8}

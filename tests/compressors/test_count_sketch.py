@@ -22,8 +22,8 @@ from spardl.method.momentum import CorrectedMomentum, Momentum, OptimizerMomentu
 from spardl.method.residuals import LocalResidual
 from spardl.protocol.programs import Worker
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench, context, layout_of, run_method, run_workers, same_bits, to_dense
-from tests.quick import some_quick
+from tests.support.harness import Bench, context, layout_of, run_method, run_workers, same_bits, to_dense
+from tests.support.quick import some_quick
 from tests.vector.test_sketch import key, slow_estimates, slow_table
 
 SMALL = CountSketch(density=0.02, rows=3, columns_per_entry=4, candidates=2.5, seed=11)

@@ -18,7 +18,7 @@ from spardl.compressors import GaussianK
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.protocol.programs import State
-from tests.harness import Bench, context, selected, to_dense
+from tests.support.harness import Bench, context, selected, to_dense
 
 
 def choose(compressor: GaussianK, values: Tensor, k: int) -> Tensor:

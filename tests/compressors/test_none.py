@@ -8,7 +8,7 @@ from spardl.compressors import NoCompression
 from spardl.compressors.base import Output
 from spardl.protocol.programs import Program, State
 from spardl.vector.accumulator import Accumulator
-from tests.harness import context
+from tests.support.harness import context
 
 
 def test_hands_the_vector_to_one_dense_sum() -> None:

@@ -24,8 +24,8 @@ from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, NoResidual
 from spardl.protocol.programs import Worker
 from spardl.vector.layout import Layout
-from tests.harness import NETWORK, Bench, context, run_method, run_workers, same_bits, to_dense
-from tests.quick import some_quick
+from tests.support.harness import NETWORK, Bench, context, run_method, run_workers, same_bits, to_dense
+from tests.support.quick import some_quick
 
 # Two convolutions of one shape, another, a wide and a tall matrix, and uncompressed tensors: vectors, a scalar,
 # matrices that would not shrink, empty tensors.

@@ -16,7 +16,7 @@ from spardl.compressors import QSGD
 from spardl.method.method import Method
 from spardl.method.residuals import NoResidual
 from spardl.protocol.programs import State, Worker, seeded_generator
-from tests.harness import Bench, context
+from tests.support.harness import Bench, context
 
 DTYPES = [torch.float32, torch.float64]
 FORMS = [(bits, norm) for bits in (2, 4, 8) for norm in ("l2", "max")]

@@ -18,7 +18,7 @@ from spardl.compressors import Quantized
 from spardl.compressors.quantized import FORMATS, hadamard
 from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.layout import Layout
-from tests.harness import Bench, same_bits
+from tests.support.harness import Bench, same_bits
 
 MODEL = Layout.of([(30, 20), (20,), (50, 10), (7,), (3, 4, 5)])
 DTYPES = [torch.float32, torch.float64, torch.float16, torch.bfloat16]

@@ -16,7 +16,7 @@ from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, RescaledResidual
 from spardl.protocol.programs import Context, Worker
 from spardl.vector.layout import Layout
-from tests.harness import NETWORK, Bench, run_method, to_dense
+from tests.support.harness import NETWORK, Bench, run_method, to_dense
 
 CPU = torch.device("cpu")
 

@@ -18,7 +18,7 @@ from spardl.method.residuals import LocalResidual, RescaledResidual
 from spardl.protocol.programs import Context, Worker, seeded_generator
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench, to_dense
+from tests.support.harness import Bench, to_dense
 
 CPU = torch.device("cpu")
 

@@ -16,7 +16,7 @@ from spardl.compressors import ReusedThreshold, TopK
 from spardl.compressors.reused_threshold import ReusedThresholdState
 from spardl.protocol.programs import Context, Worker
 from spardl.vector.layout import Layout
-from tests.harness import selected
+from tests.support.harness import selected
 
 ALONE = Worker(0, 1)
 

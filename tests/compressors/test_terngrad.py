@@ -17,7 +17,7 @@ from spardl.method.method import Method
 from spardl.method.residuals import NoResidual
 from spardl.protocol.programs import Context, State, Worker, seeded_generator
 from spardl.vector.layout import Layout
-from tests.harness import Bench, context, layout_of
+from tests.support.harness import Bench, context, layout_of
 
 DTYPES = [torch.float32, torch.float64]
 LAYOUT = Layout.of([(3, 5), (4,), (0,), (1,), (2, 8)])

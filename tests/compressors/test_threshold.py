@@ -15,7 +15,7 @@ from spardl.compressors import Threshold
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench, context, selected, to_dense
+from tests.support.harness import Bench, context, selected, to_dense
 
 
 @pytest.mark.parametrize("threshold", [-1, -1e-9, math.inf, math.nan, "abc", True, None])

@@ -10,8 +10,8 @@ from spardl.compressors import TopK
 from spardl.method.recipes import make_method
 from spardl.protocol.programs import State
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.layout import Part
-from tests.harness import Bench, context, same_bits
+from spardl.vector.layout import Range
+from tests.support.harness import Bench, context, same_bits
 
 
 @pytest.mark.parametrize("density", [0, -1, 2, 1.0001, float("nan"), "abc", True, None])
@@ -32,7 +32,7 @@ def test_selects_the_largest() -> None:
     compressor = TopK(0.5)
     select = compressor.selector(context(104), State())
     values = torch.cat([torch.full((100,), 5.0), torch.tensor([1.0, -3.0, 2.0, 0.0])])
-    assert select(Accumulator(values), [Part(100, 104, 2)]).tolist() == [101, 102]
+    assert select(Accumulator(values), [Range(100, 104, 2)]).tolist() == [101, 102]
 
 
 @pytest.mark.parametrize(("scope", "index"), [("chunk", 1), ("model", 9 / 8)])

@@ -19,17 +19,17 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics import Advice, Choice
-from spardl.diagnostics.choosing import LEFT, measured
+from spardl.diagnostics.advice import KEPT_GAIN, measured_compression
 from spardl.diagnostics.timeline.model import MethodCosts, in_backward
 from spardl.schedules.fusion import Linear, by_size
-from tests.labs import ROOT
+from tests.support.labs import ROOT
 
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compressing takes 1 ms and 2 ns for each entry, whatever the method."""
     line = Linear(1e-3, 2e-9)
-    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: (line, []))
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", lambda *arguments: (line, []))
 
 
 def model() -> nn.Module:
@@ -63,7 +63,7 @@ def test_dense_and_sparse_are_equal_at_break_even() -> None:
 
 
 def test_compression_time_of_another_machine(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", None)
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", None)
     asked = []
 
     def compressing(name: str, options: Mapping[str, Any]) -> Callable[[int], float]:
@@ -114,7 +114,7 @@ def test_invalid_model_or_loss_is_rejected() -> None:
             spardl.advise(given, "1gbit", workers=2, loss=loss)  # type: ignore[arg-type]
 
 
-def test_a_gradient_that_is_not_finite_leaves_the_model_as_it_was() -> None:
+def test_nonfinite_gradient_leaves_model_unchanged() -> None:
     """The loss is 0 here, and its gradient 0/0: even a rate of 0 would make weights of it that are no numbers."""
     made, batch = nn.Linear(4, 4), torch.randn(2, 4)
     with pytest.raises(ConfigError, match="a gradient of the profiled model is not finite; check its inputs"):
@@ -186,7 +186,7 @@ def test_small_gains_are_not_recommended(seconds: float, method: str, said: str)
 def test_method_that_learns_like_dense_is_preferred(seconds: float, advised: str) -> None:
     plain = Choice("none", {}, "wfbp", 2.0, 1e6, 0.0)
     cast = Choice("bf16", {}, "wfbp", seconds, 5e5, 0.0)
-    sparse = Choice("topka", {"density": 0.002}, "wfbp", 0.95, 1e4, 0.0, moves=True)
+    sparse = Choice("topka", {"density": 0.002}, "wfbp", 0.95, 1e4, 0.0, local_update=True)
     ordered = tuple(sorted([cast, sparse, plain], key=lambda choice: choice.seconds))
     advice = Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=plain)
     assert (advice.best, advice.advised.method) == (sparse, advised)
@@ -235,7 +235,7 @@ def test_the_price_of_local_steps_is_that_on_record() -> None:
 
     common = "lr_schedule.warmup_fraction=0.1 compressor=none"
     dense, alone = loss(f"{common} optimizer.lr"), loss(f"{common} cluster.workers=1")
-    for every, share in LEFT.items():
+    for every, share in KEPT_GAIN.items():
         local = loss(f"{common} schedule=diloco schedule.every={every} ")
         assert round((alone - local) / (alone - dense), 2) == share
 
@@ -265,8 +265,8 @@ def test_powersgd_is_compared_where_shapes_are_known() -> None:
 
 def test_ranges_span_the_repetitions(monkeypatch: pytest.MonkeyPatch) -> None:
     ticks, lines = iter(range(1000)), iter(Linear(seconds, 0.0) for seconds in (3.0, 1.0, 2.0) * 10)
-    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: (next(lines), []))
-    found = measured(4, torch.device("cpu"), clock=lambda: 1.2 * next(ticks))
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", lambda *arguments: (next(lines), []))
+    found = measured_compression(4, torch.device("cpu"), clock=lambda: 1.2 * next(ticks))
     advice = spardl.advise(model(), "1gbit", 4, compressing=found, methods=["none", "topka"])
     (topka,) = (choice for choice in advice.choices if choice.method == "topka")
     assert topka.between is not None

@@ -13,7 +13,7 @@ from spardl.clusters.profile import Profile
 from spardl.diagnostics.cli import front, run
 from spardl.diagnostics.commands.advise import with_progress
 from spardl.schedules.fusion import Linear
-from tests.labs import ROOT
+from tests.support.labs import ROOT
 
 TRAINING = """
 import torch
@@ -127,7 +127,7 @@ def test_advise_says_how_long_it_takes(monkeypatch: pytest.MonkeyPatch, capsys: 
 
 def test_busy_machine_is_reported(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     fixed = (Linear(1e-3, 2e-9), [])
-    monkeypatch.setattr("spardl.diagnostics.choosing.measure_compression", lambda *arguments: fixed)
+    monkeypatch.setattr("spardl.diagnostics.advice.measure_compression", lambda *arguments: fixed)
     for load, said in ((100.0, 1), (0.0, 0)):
         monkeypatch.setattr(os, "getloadavg", lambda load=load: (load, 0.0, 0.0))
         monkeypatch.setattr(os, "cpu_count", lambda: 4)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from scripts.exhibits import base, jobs
 from scripts.exhibits.kinds import adaptation, watched
 from scripts.exhibits.papers import spardl
-from tests import harness
+from tests.support import harness
 
 
 def test_to_note_changes_nothing() -> None:

@@ -48,7 +48,7 @@ def test_each_run_has_its_tables(script: str) -> None:
     assert ours == ["ours", 5.0, 4.0, 10.0, 2.5]
 
 
-def test_rows_of_several_runs_are_one_table_if_its_title_is_the_same(script: str) -> None:
+def test_rows_with_equal_title_share_a_table(script: str) -> None:
     (made,) = benches.timed(script, (("a", "ours"), ("a", "floor")), "floor", 0)["sheets"]
     assert [row[0] for row in made["rows"]] == ["floor", "ours"]
     assert made["rows"][1][-1] == 2.5

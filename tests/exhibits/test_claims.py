@@ -14,7 +14,7 @@ from scripts.exhibits.claims import base as claims_base
 from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.claims import evidence, judging
 from scripts.exhibits.kinds import lab, trainings
-from tests.claiming import DIGITS, LONG, bound, claim, exhibit_of, figures, judged, outcome, seeded
+from tests.support.claiming import DIGITS, LONG, bound, claim, exhibit_of, figures, judged, outcome, seeded
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("spardl", "oktopk", "study", "dear", "sketch_fusion")
@@ -219,7 +219,7 @@ def test_an_order_needs_all_its_trainings() -> None:
     assert (finding.verdict.name, finding.reason) == ("UNJUDGED", "too short: 199 steps where 200 are needed (one)")
 
 
-def test_an_exhibit_without_dense_training_cannot_judge_accuracies() -> None:
+def test_accuracy_needs_a_dense_baseline() -> None:
     alone = replace(exhibit_of(DIGITS), methods={"one": ("compressor=topka",)})
     with pytest.raises(KeyError, match="has no dense training"):
         assert alone.dense_names

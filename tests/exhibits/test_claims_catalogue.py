@@ -19,7 +19,7 @@ from scripts.exhibits.claims import spardl as spardl_claims
 from scripts.exhibits.kinds import lab, predictions, trainings
 from scripts.exhibits.papers import catalogue as papers_catalogue
 from spardl.basics.errors import WorkerError
-from tests.claiming import bound, module, outcome
+from tests.support.claiming import bound, module, outcome
 
 ROOT = Path(__file__).resolve().parents[2]
 PARTS = ("spardl", "oktopk", "study", "dear", "sketch_fusion")
@@ -197,7 +197,7 @@ def test_cases_that_are_too_short_by_plan_are_not_needed() -> None:
 
 
 @pytest.mark.usefixtures("composing")
-def test_of_several_learning_rates_the_one_that_is_best_elsewhere_counts_if_dense_training_learned_there() -> None:
+def test_learning_rate_is_chosen_on_a_trained_baseline() -> None:
     exhibit = planned_longer(papers_catalogue.catalogue()["spardl.residuals"])
 
     def residuals(*bad: str) -> Any:

@@ -27,7 +27,7 @@ from scripts.exhibits.papers import spardl as exhibits
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.vector.sparse import SparseVector
-from tests import harness
+from tests.support import harness
 
 pytestmark = pytest.mark.slow
 

@@ -15,7 +15,7 @@ from scripts.exhibits import base
 from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims import page as claims_page
-from tests.claiming import bound, claim, figures, judged
+from tests.support.claiming import bound, claim, figures, judged
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from scripts.exhibits import statistics
 from scripts.exhibits.claims import base
-from tests.claiming import bound, figures, seeded, verdict
+from tests.support.claiming import bound, figures, seeded, verdict
 
 ROOT = Path(__file__).resolve().parents[2]
 RATIOS = st.floats(0.1, 100)

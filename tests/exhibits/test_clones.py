@@ -19,7 +19,7 @@ from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.claims import evidence, judging
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.records import SHIPPED, read_records
-from tests.driver import ROOT
+from tests.support.driver import ROOT
 from trainer import report as summary
 
 COMMIT = "0123456789ab"
@@ -169,7 +169,7 @@ def test_claims_are_judged_by_records(yours: Clone, capsys: Any) -> None:
     assert "| cannot be judged here | 1 | X: half |" in capsys.readouterr().out
 
 
-def test_a_page_is_of_records_and_what_is_printed_of_own_runs_first(
+def test_page_shows_records_and_prints_own_runs_first(
     yours: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:
     assert yours(reproduce, "x.y", "--scale=laptop", "--own") == 0

@@ -90,7 +90,7 @@ def test_pairs_differ_in_the_residual_alone() -> None:
         assert "residual=local" in RESIDUALS_WHY.methods[other]
 
 
-def test_what_is_compared_with_dense_training_is_what_the_conditions_say(composing: None) -> None:
+def test_comparison_with_dense_meets_conditions(composing: None) -> None:
     assert catalogue()["spardl.real_data_why"] is REAL_DATA_WHY
     configs = {job.labels.job_type: job.config for job in REAL_DATA_WHY.jobs("evening") if job.labels}
     for conditions, (name, other) in REAL_DATA_WHY.pairs.items():

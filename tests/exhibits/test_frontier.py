@@ -16,8 +16,8 @@ from scripts.exhibits import base, jobs, records, working
 from scripts.exhibits.kinds import crossings, frontier_work, lab
 from scripts.exhibits.papers.frontier import FRONTIER
 from scripts.pages import frontier
-from tests import made_up
-from tests.labs import in_a_lab
+from tests.support import made_up
+from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 DENSE, LOCAL, LOST = "dense DDP", "DiLoCo", "SparseLoCo"
@@ -137,7 +137,7 @@ def test_what_is_not_there_says_so() -> None:
     assert shown.pictures("smoke", nothing)
 
 
-def test_other_outer_steps_are_tried_once_and_shown_beside_those_used() -> None:
+def test_other_outer_steps_are_shown_once() -> None:
     shown = exhibit()
     (course,) = shown.courses["smoke"]
     dense, local, lost = course.entrants
@@ -261,7 +261,7 @@ def test_a_curve_is_that_of_the_bench(tmp_path: Path) -> None:
         assert tests[-1]["loss"] < 4
 
 
-def test_the_rates_and_outer_steps_are_the_best_of_those_on_record() -> None:
+def test_rates_and_outer_steps_are_best_on_record() -> None:
     store = records.RecordStore(ROOT / "docs" / "results")
     found = base.Results.on_disk(ROOT / "docs" / "results", FRONTIER.jobs("laptop"), store)
     for course in FRONTIER.courses["laptop"]:

@@ -16,7 +16,7 @@ from scripts.exhibits import base, jobs, working
 from scripts.exhibits.kinds import lab
 from scripts.exhibits.papers import dear, labs
 from spardl.basics.errors import ConfigError, TrainingError
-from tests.labs import in_a_lab
+from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTING = {"workers": 3, "gbit": 0.5, "limit": 70.0, "words": ("scripts/bench_sync.py", "--model=profile:scripts/x")}
@@ -175,7 +175,7 @@ def test_without_a_lab_the_table_says_so(tmp_path: Path) -> None:
     assert labs.SPARDL.pictures("smoke", results) == []
 
 
-def test_the_picture_has_a_bar_for_each_and_a_mark_for_each_prediction(
+def test_picture_has_bars_and_prediction_marks(
     monkeypatch: pytest.MonkeyPatch, synchronized: Any, tmp_path: Path
 ) -> None:
     from matplotlib.figure import Figure

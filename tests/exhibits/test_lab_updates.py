@@ -14,7 +14,7 @@ from scripts.exhibits import base, jobs
 from scripts.exhibits.kinds import lab, lab_updates
 from scripts.exhibits.papers import spardl, spardl_lab
 from spardl.clusters.profile import Profile
-from tests.labs import in_a_lab
+from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 EXHIBIT = spardl_lab.LAB_UPDATES

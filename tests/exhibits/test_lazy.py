@@ -18,7 +18,7 @@ from spardl.compressors import RandomK, TopK
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.vector.wire import EXACT, Wire
-from tests import harness
+from tests.support import harness
 
 
 def at_once(density: float, wire: Wire = EXACT) -> Method:

@@ -30,7 +30,7 @@ from spardl.protocol.programs import Worker
 from spardl.vector.layout import Layout
 from spardl.vector.packing import Slot, message_bytes
 from spardl.vector.sparse import SparseVector
-from tests import harness
+from tests.support import harness
 
 TINY = ("model=resnet20", "dataset=digits", "training.batch_size=1", "cluster.workers=2")
 

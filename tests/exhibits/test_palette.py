@@ -80,7 +80,7 @@ def test_the_floor_and_the_ceiling_have_colours_of_their_own() -> None:
     assert len({look.color for look in looks.values()}) == 5
 
 
-def test_variants_of_a_method_have_other_dashes_and_strangers_other_colours() -> None:
+def test_variants_differ_by_dash_and_colour() -> None:
     looks = palette.looks(["SparDL, P = 5", "Ok-Topk, P = 5", "SparDL, P = 8", "something", "anything"])
     one, _, other, *strangers = looks.values()
     assert one.color == other.color

@@ -17,8 +17,8 @@ from scripts.exhibits.kinds import lab, races
 from scripts.exhibits.papers import labs, spardl_race
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
-from tests import made_up
-from tests.labs import in_a_lab
+from tests.support import made_up
+from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 RACE = spardl_race.RACE
@@ -152,7 +152,7 @@ def test_the_summary_has_the_measured_seconds() -> None:
     assert lines["LSTM on X, 4 workers, 1 Gbit/s", SLOW].seconds == "not reached"
 
 
-def test_the_picture_has_a_line_and_a_band_for_each_and_the_target() -> None:
+def test_picture_has_lines_bands_and_target() -> None:
     from matplotlib.figure import Figure
 
     exhibit = race()

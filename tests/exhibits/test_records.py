@@ -16,7 +16,7 @@ import pytest
 from scripts import choices
 from scripts.exhibits import base, jobs, kept, measures, records
 from spardl.basics.errors import ConfigError, DataError, WorkerError
-from tests.driver import ROOT, here
+from tests.support.driver import ROOT, here
 from trainer import report, targets
 
 MADE = {"commit": "0123456789ab", "cpu": "a processor", "torch": "2"}
@@ -235,7 +235,7 @@ def test_a_lock_held_too_long_is_an_error(tmp_path: Path, monkeypatch: pytest.Mo
     records.record(computation(), result(tmp_path), tmp_path / "laptop.jsonl")
 
 
-def test_own_results_come_before_records_and_records_before_failures(tmp_path: Path) -> None:
+def test_own_results_precede_records_and_failures(tmp_path: Path) -> None:
     job, outputs, store = computation(), tmp_path / "runs", records.RecordStore(tmp_path / "kept")
     job.note(outputs, WorkerError("lost"))
     assert base.Results.on_disk(outputs, [job], store).of(job).reason == "lost"

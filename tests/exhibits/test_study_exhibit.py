@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scripts.exhibits import base, jobs
 from scripts.exhibits.papers import study
 from scripts.exhibits.papers import study_points as lore
-from tests import test_study
+from tests.scripts import test_study
 
 ROOT = Path(__file__).resolve().parents[2]
 GRID = study.GRID.with_seeds(3)

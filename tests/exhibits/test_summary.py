@@ -13,7 +13,7 @@ from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import sections, verdicts
 from scripts.exhibits.pages import summary as pages_summary
 from scripts.exhibits.papers.catalogue import PAPERS
-from tests import made_up
+from tests.support import made_up
 
 CASE = trainings.Case("VGG on CIFAR", ("a=1",), "ResNet on digits")
 

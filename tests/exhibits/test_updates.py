@@ -152,7 +152,7 @@ def test_a_table_by_hand(tmp_path: Path) -> None:
     assert set(table.rows[1].jobs) == {jobs[1], jobs[3]}
 
 
-def test_a_failure_shows_in_its_row_and_in_what_is_compared_with_it(tmp_path: Path) -> None:
+def test_failure_appears_in_row_and_comparisons(tmp_path: Path) -> None:
     made = exhibit((2,))
     one, every = made.jobs("smoke")
     (table,) = made.tables("smoke", results(tmp_path, {one: kinds_of(1, 0.1)}))

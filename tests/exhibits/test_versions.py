@@ -19,7 +19,7 @@ import pytest
 from scripts import choices
 from scripts.exhibits import jobs, working
 from scripts.exhibits.papers import catalogue
-from tests.test_golden import Book, bits_depend_on
+from tests.golden.test_golden import Book, bits_depend_on
 from trainer.targets import editions
 
 # Together they have every method of the papers, and most axes of the study.
@@ -101,7 +101,7 @@ def test_what_is_done_anew_is_what_it_was(tmp_path: Path, monkeypatch: pytest.Mo
     book.save()
 
 
-def test_a_result_that_changed_is_told_unless_the_edition_was_raised() -> None:
+def test_changed_result_needs_new_edition() -> None:
     machine = bits_depend_on()
     old = {"command": "echo", "editions": {}, "figures": [1.0, {"x": 2.0}], "digests": {machine: "a"}}
     book = Book("none")

@@ -16,7 +16,7 @@ from spardl.communicators import OkTopk
 from spardl.compressors import ReusedThreshold
 from spardl.method.method import Method
 from spardl.method.residuals import PartialResidual
-from tests import harness
+from tests.support import harness
 
 
 def test_distances_by_hand() -> None:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # as in tests/test_api.py
+import torch._dynamo  # as in tests/project/test_api.py
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
@@ -20,11 +20,11 @@ from spardl.communicators import AllGather
 from spardl.compressors import TopK
 from spardl.hooks.fsdp import attach_fsdp
 from spardl.method import LocalResidual
-from spardl.method.provenance import facts_of, first_difference
+from spardl.method.provenance import first_difference, method_settings
 from spardl.schedules import AfterBackward, Training, Wfbp
 from spardl.vector import FlatGradient
-from tests.harness import run_workers
 from tests.hooks.loops import Hooks, batches, made
+from tests.support.harness import run_workers
 
 END = ": all workers must be given the same"
 
@@ -169,8 +169,8 @@ def test_state_loaded_on_some_workers_only() -> None:
 def test_all_reduce_need_not_compare() -> None:
     def work(cluster: ProcessGroupCluster) -> bool:
         sent = []
-        exchange = ProcessGroupCluster.run_aside
-        ProcessGroupCluster.run_aside = lambda *parts: sent.append(parts) or exchange(*parts)  # type: ignore[assignment, func-returns-value]
+        exchange = ProcessGroupCluster.run_uncounted
+        ProcessGroupCluster.run_uncounted = lambda *parts: sent.append(parts) or exchange(*parts)  # type: ignore[assignment, func-returns-value]
         one, other = (spardl.all_reduce(torch.ones(10), "none", compare=compare) for compare in (True, False))
         return len(sent) == 1 and torch.equal(one.average, other.average) and one.cost.rounds == other.cost.rounds
 
@@ -188,7 +188,7 @@ class Handmade(LocalResidual):
 
 def test_compared_values_are_plain_text() -> None:
     method = spardl.Method(TopK(0.5), AllGather(), Handmade())
-    facts = facts_of(method)
+    facts = method_settings(method)
     assert facts["density"] == "0.5"
     assert facts["chosen"] == "{'a', 'b'}"
     assert (facts["rule"], facts["object"]) == ("function", "object")

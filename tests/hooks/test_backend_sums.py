@@ -18,8 +18,8 @@ from spardl.communicators import Backend, Dense
 from spardl.hooks import buckets
 from spardl.hooks.choosing import choose_method
 from spardl.schedules import Dear, Wfbp
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, train, weights
+from tests.support.harness import run_workers
 
 NAMES = ("none", "fp16", "bf16", "cast")
 PATHS: dict[str, type[Path]] = {"attach": Ddp, "Synchronizer": Hooks}
@@ -151,7 +151,7 @@ def run(parts: tuple[Any, Ddp, Any], steps: range) -> list[dict[str, Any]]:
 def lent(path: Ddp) -> tuple[int, int]:
     """Returns the number of groups averaged in DDP's buffers, and of all groups."""
     averager = path.handle._averager
-    return len(averager._lent), len(averager.engine.carried.groups)
+    return len(averager._lent), len(averager.engine.gradient_state.groups)
 
 
 @pytest.mark.parametrize("view", [False, True], ids=["copies", "views"])

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from torch._dynamo.utils import counters
 
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, train, weights
 from tests.hooks.test_transparency import ALL, close
+from tests.support.harness import run_workers
 
 pytestmark = pytest.mark.slow
 

@@ -18,9 +18,9 @@ from spardl.basics.errors import ConfigError
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
 from spardl.method import AutoMomentum, GlobalResidual
-from tests.harness import run_workers
 from tests.hooks.loops import weights
 from tests.hooks.small import Loop
+from tests.support.harness import run_workers
 
 PART = spardl.Method(TopK(0.2), SparDL(), GlobalResidual(), AutoMomentum())
 STEPS = 5
@@ -174,7 +174,7 @@ def one_module(*, discards: bool) -> tuple[list[str], bool, str]:
     def residual() -> Tensor:
         averager = handle._averager
         numbers = [number for number, name in enumerate(averager.gradient.names) if name.startswith("d.")]
-        return torch.cat([averager.engine.carried.of(number)[0].clone() for number in numbers])
+        return torch.cat([averager.engine.gradient_state.of(number)[0].clone() for number in numbers])
 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

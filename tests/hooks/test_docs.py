@@ -11,8 +11,8 @@ from torch import nn
 
 import spardl
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
-from tests.labs import ROOT
+from tests.support.harness import run_workers
+from tests.support.labs import ROOT
 
 PAGE = (ROOT / "docs" / "training-loop.md").read_text()
 # Shards cannot be compared outside their processes; Outer averages every 30 steps, and the test makes four.

@@ -18,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
 from tests.hooks.alone import made, rule
+from tests.support.harness import run_workers
 
 
 def attached(steps: int = 2, **options: Any) -> Callable[[nn.Module], Any]:

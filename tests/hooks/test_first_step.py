@@ -20,8 +20,8 @@ from spardl.communicators import AllGather
 from spardl.compressors import TopK
 from spardl.method import LocalResidual
 from spardl.vector import kernels
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path
+from tests.support.harness import run_workers
 
 ROOT = File(__file__).resolve().parents[2]
 PATHS: dict[str, type[Path]] = {"attach": Ddp, "Synchronizer": Hooks}
@@ -89,7 +89,7 @@ def test_long_compilation_is_logged_once(monkeypatch: pytest.MonkeyPatch, caplog
     monkeypatch.setattr(precompile, "_PATIENCE", -1.0)
     method, gradient = spardl.make_method("qsgd"), torch.empty(0)
     with caplog.at_level(logging.WARNING, logger="spardl"):
-        precompile.prepare(method, 2, [gradient], tells=False)
+        precompile.prepare(method, 2, [gradient], logs=False)
         assert not caplog.messages
         precompile.prepare(method, 2, [gradient])
     (line,) = caplog.messages

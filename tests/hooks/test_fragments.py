@@ -14,9 +14,9 @@ from torch import Tensor, nn
 import spardl
 from spardl.basics.errors import ConfigError, WorkerError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers, same_bits
 from tests.hooks.alone import OPTIONS, backward, made, rule, weights
-from tests.quick import some_quick
+from tests.support.harness import run_workers, same_bits
+from tests.support.quick import some_quick
 
 STREAMING: dict[str, Any] = {"every": 4, "fragments": 2, "delay": 2, "mixing": 0.5}
 

@@ -16,8 +16,8 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.fsdp import attach_fsdp
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Loss, Path, batches, loss_of, made, train
+from tests.support.harness import run_workers
 
 SPARSE = {"method": "spardl", "density": 0.1}
 

@@ -1,6 +1,7 @@
 """Golden results of handles: weights and saved states stay the same when the code changes.
 
-See ``tests/test_golden.py``. Version 0.1.0 saved the states in ``tests/golden/handles`` after three of six steps.
+See ``tests/golden/test_golden.py``. Version 0.1.0 saved the states in ``tests/golden/handles`` after three of six
+steps.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
+from tests.golden.test_golden import GOLDEN, HALF_ELSEWHERE, Book, bits_depend_on
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, weights
-from tests.quick import some_quick
-from tests.test_golden import GOLDEN, HALF_ELSEWHERE, Book, bits_depend_on
+from tests.support.harness import run_workers
+from tests.support.quick import some_quick
 
 KINDS: dict[str, type[Path]] = {"attach": Ddp, "Synchronizer": Hooks}
 OPTIONS: dict[str, dict[str, Any]] = {

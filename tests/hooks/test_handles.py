@@ -21,8 +21,8 @@ import spardl
 from spardl.basics.errors import ConfigError, SpardlError, WorkerError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.hook import Hook, hook
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, batches, loss_of, made, overflow_is_told, train, weights
+from tests.support.harness import run_workers
 
 SPARSE = {"method": "spardl", "density": 0.1, "bucket_mb": 0.001}
 

@@ -13,8 +13,8 @@ import spardl
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
 from spardl.method import AutoMomentum, GlobalResidual
-from tests.harness import run_workers
 from tests.hooks.loops import weights
+from tests.support.harness import run_workers
 
 STEPS = 6
 

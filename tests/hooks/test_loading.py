@@ -18,9 +18,9 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.averager import LoadChecks
 from spardl.protocol.programs import Worker
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, batches, made, weights
 from tests.hooks.test_agreement import complaint
+from tests.support.harness import run_workers
 
 SPARSE: dict[str, Any] = {"method": "spardl", "density": 0.2, "timeout": 20}
 

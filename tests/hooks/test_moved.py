@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # as in tests/test_api.py
+import torch._dynamo  # as in tests/project/test_api.py
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
@@ -22,8 +22,8 @@ from spardl.basics.errors import ConfigError
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
 from spardl.method import AdamMomentum, AutoMomentum, GlobalResidual, SgdMomentum
-from tests.harness import run_workers
 from tests.hooks.loops import batches, loss_of, made, weights
+from tests.support.harness import run_workers
 
 STEPS = 8
 # Some gradients of attention are zero up to rounding errors, which Adam would scale to full size.

@@ -13,8 +13,8 @@ from torch import Tensor, nn
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers, same_bits
 from tests.hooks.alone import OPTIONS, backward, made, rule, weights
+from tests.support.harness import run_workers, same_bits
 
 
 @pytest.mark.parametrize("workers", [1, 2, 4])

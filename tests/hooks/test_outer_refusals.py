@@ -13,9 +13,9 @@ from torch import nn
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers, same_bits
 from tests.hooks.alone import backward, made, rule, weights
 from tests.hooks.refused import refusals
+from tests.support.harness import run_workers, same_bits
 
 
 @pytest.mark.parametrize(

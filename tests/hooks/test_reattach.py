@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # as in tests/test_api.py
+import torch._dynamo  # as in tests/project/test_api.py
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
@@ -14,8 +14,8 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, batches, loss_of, made, train, weights
+from tests.support.harness import run_workers
 
 WORKERS = 3
 FIRST: dict[str, Any] = {"method": "spardl", "density": 0.1}

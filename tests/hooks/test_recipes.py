@@ -20,7 +20,7 @@ from spardl.method import CorrectedMomentum, Option, PartialResidual, registry
 from spardl.method.names import MethodName
 from spardl.method.recipes import GROUP, recipes
 from spardl.protocol.programs import Combination
-from tests.driver import composed
+from tests.support.driver import composed
 from trainer.build import CONFIGURATIONS, build_method
 
 CHOICES = sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.yaml"))

@@ -16,8 +16,8 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.hook import Hook
 from spardl.vector.layout import Layout
-from tests.harness import run_workers
 from tests.hooks.refused import refusals
+from tests.support.harness import run_workers
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from torch.amp.grad_scaler import GradScaler
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, overflow_is_told, weights
+from tests.support.harness import run_workers
 
 PATHS: dict[str, type[Path]] = {"ddp": Ddp, "hooks": Hooks}
 SPARSE = {"method": "spardl", "density": 0.1, "bucket_mb": 0.0005}

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # as in tests/test_api.py
+import torch._dynamo  # as in tests/project/test_api.py
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -21,8 +21,8 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.schedules import AfterBackward, Wfbp
-from tests.harness import run_workers
 from tests.schedules.loops import SETTINGS, loss_of, make_model, weights
+from tests.support.harness import run_workers
 
 STEPS = 8
 NAMES = ("wfbp", "mg_wfbp", "layer_fusion", "dear")

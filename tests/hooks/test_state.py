@@ -11,8 +11,8 @@ import torch
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
 from tests.hooks.loops import Ddp, Hooks, Path, batches, made, weights
+from tests.support.harness import run_workers
 
 PATHS: dict[str, type[Path]] = {"ddp": Ddp, "hooks": Hooks}
 METHODS: dict[str, dict[str, Any]] = {

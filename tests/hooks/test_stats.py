@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo  # as in tests/test_api.py
+import torch._dynamo  # as in tests/project/test_api.py
 from torch import nn
 
 import spardl
@@ -14,7 +14,7 @@ from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
 from spardl.hooks.averager import Meter, Stats
 from spardl.protocol.programs import Phase
-from tests.harness import run_workers
+from tests.support.harness import run_workers
 
 
 def step(ledger: Ledger, meter: Meter, seconds: float) -> None:

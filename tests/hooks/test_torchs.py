@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import WorkerError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
+from tests.support.harness import run_workers
 
 
 class Two(nn.Module):

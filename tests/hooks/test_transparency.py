@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
 from tests.hooks.loops import Collective, Ddp, Hooks, Path, batches, loss_of, made, train, weights
+from tests.support.harness import run_workers
 
 PATHS: dict[str, type[Path]] = {"ddp": Ddp, "hooks": Hooks, "collective": Collective}
 ALL = {"method": "spardl", "density": 1.0}

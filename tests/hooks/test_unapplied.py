@@ -17,9 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.harness import run_workers
 from tests.hooks.loops import weights
 from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
+from tests.support.harness import run_workers
 
 
 def told(work: Callable[[], Any]) -> str:

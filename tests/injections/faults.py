@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.driver import Beside
 from tests.injections.scene import EVERY, LONG, PHASES, SETUPS, TIMEOUT, Scene, Setup
 from tests.injections.starts import (
     a_folder,
@@ -49,6 +48,7 @@ from tests.injections.strikes import (
     tensors,
     write_nonsense,
 )
+from tests.support.driver import Beside
 
 
 @dataclass(frozen=True)

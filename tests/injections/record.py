@@ -11,9 +11,9 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 
 from spardl.basics.files import write_atomically
-from tests.driver import ROOT
 from tests.injections.faults import FAULTS, Fault
 from tests.injections.scene import EVERY
+from tests.support.driver import ROOT
 
 PAGE = ROOT / "docs" / "reliability.md"
 RESULTS = ROOT / "docs" / "results" / "injections.json"

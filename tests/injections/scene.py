@@ -13,7 +13,7 @@ import torch.distributed as dist
 import trainer.trainer as training
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.process_group import Channel
-from tests.driver import Beside, wait_until
+from tests.support.driver import Beside, wait_until
 from trainer.checkpoint import list_checkpoints
 from trainer.learner import Learner
 from trainer.rendezvous import Rendezvous

@@ -17,9 +17,9 @@ import pytest
 
 import trainer.checkpoint as checkpointing
 from scripts.labs.first_process import Lab, tool
-from tests import labs
-from tests.driver import Beside, beside
 from tests.injections.scene import EVERY, LATEST, Scene
+from tests.support import labs
+from tests.support.driver import Beside, beside
 from trainer.observers import Observer, Wandb
 from trainer.runs import Run
 

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from scripts.labs.first_process import tool
-from tests.driver import Beside, beside, processes, wait_until
 from tests.injections.scene import LONG, Scene
+from tests.support.driver import Beside, beside, processes, wait_until
 from trainer.checkpoint import list_checkpoints
 
 

@@ -16,7 +16,7 @@ from spardl.method.method import Method
 from spardl.method.momentum import AdamMomentum, Spread
 from spardl.method.residuals import NoResidual
 from spardl.protocol.programs import Context, Worker
-from tests.harness import Bench, same_bits, spardl, to_dense, topka
+from tests.support.harness import Bench, same_bits, spardl, to_dense, topka
 
 BETAS = [(0.9, 0.999), (0.0, 0.95), (0.5, 0.0)]
 

@@ -16,11 +16,11 @@ from spardl.compressors import QSGD, NoCompression, TopK
 from spardl.method import registry
 from spardl.method.method import Method
 from spardl.method.momentum import LocalMomentum, Momentum, OptimizerMomentum
-from spardl.method.registry import why_not
+from spardl.method.registry import incompatibility
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, Residual
 from spardl.vector.layout import Layout
 from spardl.vector.wire import Wire
-from tests.harness import Bench, same_bits, spardl
+from tests.support.harness import Bench, same_bits, spardl
 
 ROOT = Path(__file__).resolve().parents[2]
 PRODUCT = list(
@@ -44,7 +44,7 @@ def test_registry_finds_every_part() -> None:
 
 @pytest.mark.parametrize(("compressor", "communicator", "residual"), PRODUCT)
 def test_combinations_run_or_are_refused(compressor, communicator, residual) -> None:
-    reason = why_not(compressor, communicator, residual)
+    reason = incompatibility(compressor, communicator, residual)
     if reason is None:
         method = Method(compressor(), communicator(), residual())
         bench = Bench.build(method, 4, 50)

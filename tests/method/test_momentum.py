@@ -12,7 +12,7 @@ from spardl.method.method import Method
 from spardl.method.momentum import CorrectedMomentum, LocalMomentum, SgdMomentum
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual
 from spardl.method.warmup import Warmup
-from tests.harness import Bench, to_dense
+from tests.support.harness import Bench, to_dense
 
 
 @pytest.mark.parametrize(("field", "value"), [("factor", 1), ("factor", "a"), ("weight_decay", -1), ("nesterov", 1)])

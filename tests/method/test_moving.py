@@ -23,8 +23,8 @@ from spardl.method import (
     OptimizerMomentum,
     SgdMomentum,
 )
-from spardl.method.moving import coupled_decay, definite
-from spardl.schedules.plain import PlainSteps
+from spardl.method.moving import coupled_decay, resolve_momentum
+from spardl.schedules.apply_update import ApplyUpdate
 
 AUTO = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AutoMomentum())
 
@@ -51,7 +51,7 @@ def optimizer(kind: type[torch.optim.Optimizer], **options: Any) -> torch.optim.
 def test_momentum_of_the_optimizer_becomes_local(
     kind: type[torch.optim.Optimizer], options: dict[str, Any], momentum: object, decay: float | None
 ) -> None:
-    found = definite(AUTO, optimizer(kind, **options))
+    found = resolve_momentum(AUTO, optimizer(kind, **options))
     assert type(found.momentum) is type(momentum)
     assert found.momentum == momentum or not momentum.moved
     assert found.residual.decay == decay
@@ -63,7 +63,9 @@ def test_momentum_of_the_optimizer_becomes_local(
     ("momentum", "factor", "gain"), [(0.9, 0.0, 10.0), (0.9, 0.5, 5.0), (0.9, 0.9, 1.0), (0.5, 0.25, 1.5)]
 )
 def test_shorter_momentum_keeps_the_total_change(momentum: float, factor: float, gain: float) -> None:
-    found = definite(replace(AUTO, momentum=AutoMomentum(factor=factor)), optimizer(torch.optim.SGD, momentum=momentum))
+    found = resolve_momentum(
+        replace(AUTO, momentum=AutoMomentum(factor=factor)), optimizer(torch.optim.SGD, momentum=momentum)
+    )
     assert isinstance(found.momentum, SgdMomentum)
     assert found.momentum.factor == factor
     assert found.momentum.gain == pytest.approx(gain)
@@ -90,14 +92,14 @@ def test_handles_shorten_momentum_that_a_residual_replaces(
 ) -> None:
     method = spardl.Method(compressor, AllGather(), residual, AutoMomentum(factor=given))
     made = optimizer(torch.optim.SGD, momentum=0.75)
-    assert definite(method, made, shortens=True).momentum == momentum
+    assert resolve_momentum(method, made, shortens=True).momentum == momentum
     # The trainer keeps the results of existing run ids.
-    assert definite(method, made).momentum == SgdMomentum(0.75)
+    assert resolve_momentum(method, made).momentum == SgdMomentum(0.75)
 
 
 def test_handles_keep_a_small_momentum() -> None:
-    assert definite(AUTO, optimizer(torch.optim.SGD, momentum=0.4), shortens=True).momentum == SgdMomentum(0.4)
-    assert type(definite(AUTO, optimizer(torch.optim.SGD), shortens=True).momentum) is OptimizerMomentum
+    assert resolve_momentum(AUTO, optimizer(torch.optim.SGD, momentum=0.4), shortens=True).momentum == SgdMomentum(0.4)
+    assert type(resolve_momentum(AUTO, optimizer(torch.optim.SGD), shortens=True).momentum) is OptimizerMomentum
 
 
 @pytest.mark.parametrize(
@@ -111,7 +113,7 @@ def test_handles_keep_a_small_momentum() -> None:
 )
 def test_momentum_factor_needs_sgd(made: torch.optim.Optimizer | None, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
-        definite(replace(AUTO, momentum=AutoMomentum(factor=0.6)), made)
+        resolve_momentum(replace(AUTO, momentum=AutoMomentum(factor=0.6)), made)
 
 
 @pytest.mark.parametrize(("name", "value"), [("gain", 0.0), ("gain", "a"), ("factor", 1.0)])
@@ -135,7 +137,7 @@ def test_invalid_values_of_sgd(name: str, value: object) -> None:
 )
 def test_chosen_scope_is_kept(compressor: Any, scope: str) -> None:
     method = spardl.Method(compressor, AllGather(), LocalResidual(), AutoMomentum())
-    found = definite(method, optimizer(torch.optim.AdamW))
+    found = resolve_momentum(method, optimizer(torch.optim.AdamW))
     assert found.compressor == compressor
     assert found.compressor.scope == scope
     assert found.momentum == AdamMomentum((0.0, 0.95))
@@ -143,12 +145,12 @@ def test_chosen_scope_is_kept(compressor: Any, scope: str) -> None:
 
 def test_chosen_decay_is_kept() -> None:
     method = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(0.5), AutoMomentum())
-    assert definite(method, optimizer(torch.optim.AdamW)).residual == GlobalResidual(0.5)
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)).residual == GlobalResidual(0.5)
 
 
 def test_chosen_beta2_is_kept() -> None:
     method = spardl.make_method("spardl", beta2=0.99)
-    assert definite(method, optimizer(torch.optim.AdamW)).momentum == AdamMomentum((0.0, 0.99))
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)).momentum == AdamMomentum((0.0, 0.99))
 
 
 @pytest.mark.parametrize(
@@ -156,13 +158,13 @@ def test_chosen_beta2_is_kept() -> None:
 )
 def test_beta2_without_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        definite(spardl.make_method("spardl", beta2=0.99), optimizer(kind, lr=0.1) if kind else None)
+        resolve_momentum(spardl.make_method("spardl", beta2=0.99), optimizer(kind, lr=0.1) if kind else None)
 
 
 def test_chosen_update_scale_is_kept() -> None:
     method = spardl.make_method("spardl", update_scale="measured")
     expected = AdamMomentum((0.0, 0.99), update_scale="measured")
-    assert definite(method, optimizer(torch.optim.AdamW)).momentum == expected
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)).momentum == expected
 
 
 @pytest.mark.parametrize(
@@ -170,13 +172,15 @@ def test_chosen_update_scale_is_kept() -> None:
 )
 def test_update_scale_without_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        definite(spardl.make_method("spardl", update_scale="measured"), optimizer(kind, lr=0.1) if kind else None)
+        resolve_momentum(
+            spardl.make_method("spardl", update_scale="measured"), optimizer(kind, lr=0.1) if kind else None
+        )
 
 
 def test_other_momenta_are_kept() -> None:
     method = spardl.Method(AUTO.compressor, AUTO.communicator, AUTO.residual, LocalMomentum())
-    assert definite(method, optimizer(torch.optim.AdamW)) is method
-    assert type(definite(AUTO, None).momentum) is OptimizerMomentum
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)) is method
+    assert type(resolve_momentum(AUTO, None).momentum) is OptimizerMomentum
 
 
 @pytest.mark.parametrize(
@@ -189,7 +193,7 @@ def test_other_momenta_are_kept() -> None:
 )
 def test_unsupported_optimizers_are_refused(kind: type[torch.optim.Optimizer], options: Any, words: str) -> None:
     with pytest.raises(ConfigError) as error:
-        definite(AUTO, optimizer(kind, **options))
+        resolve_momentum(AUTO, optimizer(kind, **options))
     assert words in str(error.value)
     text = str(error.value)
     assert 0 < text.index("bf16 or int8") < text.index("recipe=published")
@@ -199,7 +203,7 @@ def test_factor_with_a_plain_optimizer() -> None:
     """The optimizer is unchanged, with factor 0."""
     weights = nn.Parameter(torch.ones(3))
     made = torch.optim.SGD([weights], lr=0.5)
-    steps = PlainSteps(made, SgdMomentum(0.9))
+    steps = ApplyUpdate(made, SgdMomentum(0.9))
     for _ in range(2):
         weights.grad = torch.ones(3)
         made.step()

@@ -8,21 +8,21 @@ import torch
 
 import spardl
 from spardl.clusters import ProcessGroupCluster
-from spardl.method.refusals import Refusals, Refused, is_due
-from tests.harness import run_workers
+from spardl.method.refusals import NonFiniteCounts, NonFiniteReports, is_due
+from tests.support.harness import run_workers
 
 
 def reports(found: list[tuple[int, int, int]], size: int = 4) -> list[str]:
     """Reports for (step, rank, count of the rank)."""
-    refusals = Refusals(size)
-    return [line for step, rank, number in found if (line := refusals.notice({rank: Refused(number, step)}))]
+    refusals = NonFiniteReports(size)
+    return [line for step, rank, number in found if (line := refusals.notice({rank: NonFiniteCounts(number, step)}))]
 
 
 def test_report_names_rank_and_step() -> None:
     (line,) = reports([(7, 1, 1)])
     assert line.startswith("rank 1 skipped or clipped a gradient in step 7 because of ")
-    refusals = Refusals(16)
-    line = refusals.notice({rank: Refused(int(rank > 3), 5 * (rank > 3)) for rank in range(16)}) or ""
+    refusals = NonFiniteReports(16)
+    line = refusals.notice({rank: NonFiniteCounts(int(rank > 3), 5 * (rank > 3)) for rank in range(16)}) or ""
     assert line.startswith("ranks 4, 5, 6, 7, 8, 9, 10, 11 and 4 others skipped or clipped a gradient in step 5 ")
     assert "(12 so far" in line
     assert refusals.total == 12
@@ -39,8 +39,8 @@ def test_next_burst_is_reported() -> None:
 
 
 def test_loaded_counts_are_not_reported() -> None:
-    refusals = Refusals(2)
-    assert refusals.notice({0: Refused(5, 0), 1: Refused(1, 0)}) is None
+    refusals = NonFiniteReports(2)
+    assert refusals.notice({0: NonFiniteCounts(5, 0), 1: NonFiniteCounts(1, 0)}) is None
     assert refusals.total == 6
 
 

@@ -22,21 +22,21 @@ from spardl.method.residuals import (
 )
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.sparse import SparseVector
-from tests.harness import Bench
+from tests.support.harness import Bench
 
 
-def select_first(accumulated: Accumulator, parts: Sequence[Part]) -> torch.Tensor:
+def select_first(accumulated: Accumulator, parts: Sequence[Range]) -> torch.Tensor:
     return torch.cat([torch.arange(part.start, part.start + part.k) for part in parts])
 
 
 def accumulated() -> Accumulator:
     """Vector 1..6: positions 0 and 1 are taken, 10 and 20 are added at 1 and 4, then 4 is taken."""
     vector = Accumulator(torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]))
-    vector.take([Part(0, 3, 2)], select_first)
+    vector.take([Range(0, 3, 2)], select_first)
     vector.add(0, SparseVector(torch.tensor([1, 4]), torch.tensor([10.0, 20.0]), 6))
-    vector.take([Part(4, 6, 1)], select_first)
+    vector.take([Range(4, 6, 1)], select_first)
     return vector
 
 
@@ -58,7 +58,7 @@ def test_worked_example(rule: Residual, expected: list[float]) -> None:
 
 def test_take_and_add_are_logged() -> None:
     vector = Accumulator(torch.tensor([1.0, 2.0, 3.0, 4.0]))
-    block = vector.take([Part(2, 4, 1)], select_first)
+    block = vector.take([Range(2, 4, 1)], select_first)
     assert (block.indices.tolist(), block.values.tolist(), block.length) == ([0], [3.0], 2)
     assert vector.values.tolist() == [1.0, 2.0, 0.0, 4.0]
     assert vector.taken().tolist() == [2]
@@ -91,7 +91,7 @@ def test_rescaled_is_unbiased() -> None:
     assert average.values.tolist() == [6.0]
     total = SparseVector(torch.tensor([1, 4, 9]), torch.tensor([1.0, 1.0, 1.0]), 10)
     # 2 of the first 4 entries, 1 of the 6 others.
-    assert rule.scale(total, [Part(0, 4, 2), Part(4, 10, 1)]).values.tolist() == [2.0, 6.0, 6.0]
+    assert rule.scale(total, [Range(0, 4, 2), Range(4, 10, 1)]).values.tolist() == [2.0, 6.0, 6.0]
 
 
 def test_each_rule_keeps_more_than_the_previous_one() -> None:

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from spardl.protocol.programs import Bounds, Context, Cost, Worker, log2_ceil
-from tests.harness import Bench, layout_of, representatives
-from tests.test_laws import WORKERS, random_gradients
+from tests.laws.test_laws import WORKERS, random_gradients
+from tests.support.harness import Bench, layout_of, representatives
 
 
 @pytest.mark.parametrize("workers", WORKERS)

@@ -14,7 +14,7 @@ from spardl.clusters import Cluster
 from spardl.method.method import Method
 from spardl.schedules import Engine, Schedule, Training
 from spardl.vector.flat import FlatGradient
-from tests.harness import dense
+from tests.support.harness import dense
 
 Make: TypeAlias = Callable[[nn.Module], torch.optim.Optimizer]
 WORDS, WIDTH = 11, 6

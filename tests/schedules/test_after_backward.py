@@ -8,8 +8,8 @@ from torch import nn
 from spardl.clusters import SimulatedCluster
 from spardl.schedules import AfterBackward, Training
 from spardl.vector.flat import FlatGradient
-from tests.harness import NETWORK, same_bits, spardl, to_dense
 from tests.schedules.loops import Loop, Setting, batch, loss_of, make_model, momentum, weights
+from tests.support.harness import NETWORK, same_bits, spardl, to_dense
 
 
 def test_dense_training_equals_one_large_batch() -> None:

@@ -12,14 +12,14 @@ from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters import Cluster, Network, SimulatedCluster
-from spardl.clusters.base import Flight
+from spardl.clusters.base import Work
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Dear, Schedule, Training, Wfbp
 from spardl.vector.flat import FlatGradient
-from tests.harness import NETWORK, dense, run_workers, spardl, topka
-from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, batch, one_step, weights
+from tests.support.harness import NETWORK, dense, run_workers, spardl, topka
+from tests.support.quick import some_quick
 
 
 def simulated(workers: int = 3) -> SimulatedCluster:
@@ -61,8 +61,8 @@ class Recorder(SimulatedCluster):
         self.log: list[tuple[str, int]] = []
         self.made = 0
 
-    def flight(self, programs: Any, *, pauses: bool = False) -> Flight[Any]:
-        inner, number, log = super().flight(programs, pauses=pauses), self.made, self.log
+    def enqueue(self, programs: Any, *, pauses: bool = False) -> Work[Any]:
+        inner, number, log = super().enqueue(programs, pauses=pauses), self.made, self.log
         self.made += 1
 
         class Spy:

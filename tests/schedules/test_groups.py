@@ -15,10 +15,10 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import Cluster
 from spardl.schedules import LayerFusion, MgWfbp, Wfbp
 from spardl.schedules.measured import Groups, Measuring
-from tests.driver import beside, composed, here, results, steps_logged, summary, wait_until
-from tests.harness import run_workers, spardl
 from tests.schedules.loops import Loop
 from tests.schedules.test_measured import ENTRIES
+from tests.support.driver import beside, composed, here, results, steps_logged, summary, wait_until
+from tests.support.harness import run_workers, spardl
 from tests.trainer.toy import plan, trainer
 from trainer.experiment import experiment_id
 

@@ -16,8 +16,8 @@ from spardl.schedules import LayerFusion, MgWfbp, Schedule, Training
 from spardl.schedules.fusion import Linear, Range, finish
 from spardl.schedules.measured import Measured, measure_cost
 from spardl.vector.flat import FlatGradient
-from tests.harness import NETWORK, dense, run_workers, spardl
 from tests.schedules.loops import Loop, Setting, make_model, momentum
+from tests.support.harness import NETWORK, dense, run_workers, spardl
 
 ENTRIES = [layer.entries for layer in FlatGradient(make_model().named_parameters()).layers]
 

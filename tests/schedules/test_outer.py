@@ -19,11 +19,11 @@ from spardl.method import LocalMomentum
 from spardl.method.method import Method
 from spardl.schedules import AfterBackward, OuterSteps, Training
 from spardl.vector.flat import FlatGradient
-from tests.driver import composed
-from tests.harness import NETWORK, dense, run_workers, same_bits, topka
-from tests.harness import spardl as sparse
-from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, adamw, batch, loss_of, make_model, weights
+from tests.support.driver import composed
+from tests.support.harness import NETWORK, dense, run_workers, same_bits, topka
+from tests.support.harness import spardl as sparse
+from tests.support.quick import some_quick
 from tests.trainer.toy import Notebook, ToyTask, plan, simulated, trainer
 from trainer.build import build_dataset, build_plan
 from trainer.checkpoint import list_checkpoints
@@ -135,7 +135,7 @@ def test_the_library_s_fragments_are_the_same_to_the_last_bit() -> None:
         loop.step(step)
         loop.synchronizer.flush()
         for rank, found in enumerate(wanted):
-            own = loop.synchronizer.lasting(rank)["worker's weights are"]
+            own = loop.synchronizer.local_tensors(rank)["worker's weights are"]
             found.append(torch.cat([tensor.flatten() for tensor in own]))
     loop.synchronizer.end()
     loop.synchronizer.flush()
@@ -222,7 +222,7 @@ def test_differences_that_are_not_sent_stay_in_residuals() -> None:
     loop = Loop(OuterSteps(every=4, lr=1.0), SimulatedCluster(3, NETWORK), Setting(adamw), sparse(0.1))
     begin = weights(loop.model)
     sent = 3 * (begin - loop.run(range(4)))
-    left = torch.stack([loop.synchronizer.carried.residuals(local)[0] for local in range(3)]).sum(0)
+    left = torch.stack([loop.synchronizer.gradient_state.residuals(local)[0] for local in range(3)]).sum(0)
     other = Loop(OuterSteps(every=4, lr=1.0, momentum=0.0), SimulatedCluster(3, NETWORK), Setting(adamw))
     whole = 3 * (begin - other.run(range(4)))
     torch.testing.assert_close(sent + left, whole, rtol=1e-10, atol=1e-12)
@@ -344,9 +344,9 @@ def test_nonfinite_gradient_makes_no_step_and_is_counted() -> None:
                 engine.collect()
             engine.finish()
         engine.close()
-        for tensors in (each for local in range(2) for each in engine.lasting(local).values()):
+        for tensors in (each for local in range(2) for each in engine.local_tensors(local).values()):
             assert all(tensor.isfinite().all() for tensor in tensors)
-        return weights(loop.model), engine.carried.refused()
+        return weights(loop.model), engine.gradient_state.refused()
 
     spoiled, refused = trained(torch.nan)
     assert refused == 1

@@ -13,9 +13,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from spardl.clusters import Cluster, SimulatedCluster
 from spardl.schedules import AfterBackward, Dear, LayerFusion, MgWfbp, Schedule, Wfbp
-from tests.harness import NETWORK, run_workers
-from tests.quick import some_quick
 from tests.schedules.loops import SETTINGS, Loop, Setting, batch, loss_of, make_model, weights
+from tests.support.harness import NETWORK, run_workers
+from tests.support.quick import some_quick
 
 # 0.0005 MB are 65 entries of 8 bytes: groups of several layers, and layers larger than a group.
 SCHEDULES: dict[str, Schedule] = {

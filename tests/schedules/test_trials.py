@@ -12,8 +12,8 @@ from spardl.clusters.profile import LayerTimes, Profile
 from spardl.schedules import Dear
 from spardl.schedules.tuning import Trials
 from spardl.vector.flat import FlatGradient
-from tests.harness import run_workers
 from tests.schedules.loops import Loop, Setting, make_model, momentum
+from tests.support.harness import run_workers
 
 LAYERS = FlatGradient(make_model().named_parameters()).layers
 

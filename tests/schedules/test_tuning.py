@@ -22,7 +22,7 @@ from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline.model import halves, in_halves
 from spardl.schedules.fusion import by_size
 from spardl.schedules.tuning import Tuner
-from tests.harness import dense
+from tests.support.harness import dense
 
 Curve = Callable[[float], float]
 

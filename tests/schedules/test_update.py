@@ -9,8 +9,8 @@ import torch
 from torch import nn
 
 from spardl.basics.errors import ConfigError
-from spardl.schedules.carried import Usage
-from spardl.schedules.plain import Updater
+from spardl.schedules.apply_update import Updater
+from spardl.schedules.gradient_state import Usage
 
 OPTIMIZERS = [
     kind

@@ -14,8 +14,8 @@ from spardl.diagnostics.timeline.model import Timeline, after_backward, halves, 
 from spardl.method.method import Method
 from spardl.schedules import AfterBackward, Dear, Schedule, Wfbp
 from spardl.vector.flat import FlatGradient
-from tests.harness import dense, spardl
 from tests.schedules.loops import Loop, make_model
+from tests.support.harness import dense, spardl
 
 LAYERS = FlatGradient(make_model().named_parameters()).layers
 # The scale is registered first and used second to last, after the call of the recurrent layer.

@@ -13,8 +13,8 @@ from spardl.method.method import Method
 from spardl.method.momentum import AdamMomentum
 from spardl.schedules import Training, Wfbp
 from spardl.vector.flat import FlatGradient
-from tests.harness import NETWORK, dense, spardl, topka
 from tests.schedules.loops import SETTINGS, Loop, Setting, make_model, momentum, one_step
+from tests.support.harness import NETWORK, dense, spardl, topka
 
 SIZES = [layer.entries for layer in FlatGradient(make_model().named_parameters()).layers]
 
@@ -87,7 +87,7 @@ def test_refused_gradients_are_counted_by_group() -> None:
     training = Training(model, FlatGradient(model.named_parameters()), optimizer)
     synchronizer = Wfbp(0).start(spardl(0.5), SimulatedCluster(1, NETWORK), training)
     one_step(synchronizer, lambda: model[1](model[0](torch.ones(1, 2)).detach() * float("nan")).sum())
-    assert synchronizer.carried.refused() == 1
+    assert synchronizer.gradient_state.refused() == 1
     assert all(parameter.isfinite().all() for parameter in model.parameters())
 
 

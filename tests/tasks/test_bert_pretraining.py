@@ -65,7 +65,7 @@ class Free(torch.nn.Module):
         return self.words[places], self.pairs
 
 
-def test_scores_at_places_that_are_not_to_be_guessed_change_nothing(task):
+def test_unmasked_scores_have_no_effect(task):
     batch = task.test.batch(torch.arange(6), None)
     words, pairs = torch.randn(6, 24, 2000), torch.randn(6, 2)
     before = task.measure(Free(words, pairs), batch)

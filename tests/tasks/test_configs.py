@@ -16,8 +16,8 @@ from omegaconf import OmegaConf
 
 from spardl.basics.errors import ConfigError
 from tasks.datasets.base import Dataset
-from tests.driver import composed
-from tests.quick import some_quick
+from tests.support.driver import composed
+from tests.support.quick import some_quick
 from trainer.build import CONFIGURATIONS, build_dataset, build_plan
 from trainer.task import Task
 
@@ -165,7 +165,7 @@ def test_a_dataset_file_names_a_loader(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_real_data_are_found_by_data_dir_and_never_fetched_unasked(name: str) -> None:
+def test_real_data_are_never_fetched_unasked(name: str) -> None:
     config = OmegaConf.load(CONFIGURATIONS / "dataset" / f"{name}.yaml")
     plain = OmegaConf.to_container(config)
     assert plain["root"] == "${data_dir}"
@@ -175,7 +175,7 @@ def test_real_data_are_found_by_data_dir_and_never_fetched_unasked(name: str) ->
 
 
 @pytest.mark.parametrize("name", REAL)
-def test_missing_data_are_told_in_one_line_that_names_the_way_out(name: str, tmp_path: Any) -> None:
+def test_missing_data_error_is_one_line(name: str, tmp_path: Any) -> None:
     with pytest.raises(ConfigError) as caught:
         build_dataset(composed(f"dataset={name}", f"data_dir={tmp_path}"))
     message = str(caught.value)

@@ -93,7 +93,7 @@ def test_true_pairs_go_on_and_random_pairs_come_from_elsewhere(counting):
         assert (document_of(counting, a[0]) == document_of(counting, b[0])) == (not is_random)
 
 
-def test_segments_begin_with_sentences_and_fill_the_sequence_or_the_document(counting):
+def test_segments_start_at_sentences_and_fill_up(counting):
     heads = set(counting.tokens[counting.starts[:-1]].tolist())
     tails = set(counting.tokens[counting.starts[counting.documents[1:]] - 1].tolist())
     batch = counting.batch(torch.arange(len(counting)).repeat(5), seeded(1))
@@ -136,7 +136,7 @@ def test_same_generator_state_same_batch(english):
     assert not torch.equal(batch["labels"][0], batch["labels"][3])
 
 
-def test_without_a_generator_an_example_depends_on_its_index_alone(english):
+def test_examples_depend_only_on_index(english):
     batch = english.batch(torch.tensor([5, 0, 99, 5]), None)
     alone = english.batch(torch.tensor([5]), None)
     for name, tensor in batch.items():
@@ -188,7 +188,7 @@ def test_eighty_ten_ten(english):
     assert abs(replaced.double().mean() / english.vocab_size - 0.5) < 0.03
 
 
-def test_a_random_word_is_any_but_a_special_one_wherever_these_are():
+def test_random_word_is_never_special():
     scattered = SpecialTokens(pad=0, unk=7, cls=8, sep=3, mask=999)
     pairs = SentencePairs(numbered([5, 3, 8], [7, 2, 9]), 1000, scattered, seq_len=24)
     chances = (torch.arange(995, dtype=torch.float64) + 0.5) / 995

@@ -175,7 +175,7 @@ def test_half_precision_and_double_precision_give_the_same_loss(tones):
     assert exact.item() == pytest.approx(expected.item(), rel=1e-4)
 
 
-def test_a_model_of_half_precision_has_a_loss_in_single_precision():
+def test_half_precision_model_has_float32_loss():
     task = SpeechRecognition(None, dataset_of(TEXTS))
     logits = torch.randn(3, 20, NUM_LABELS).bfloat16()
     batch = task.train.batch(torch.arange(3), None)

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from spardl.basics.errors import DataError
 from spardl.protocol.programs import Worker
-from tests.harness import dense
+from tests.support.harness import dense
 from tests.trainer.toy import Points, ToyTask, plan, trainer
 from trainer.sampler import Batches, ShuffledSampler
 from trainer.task import Batch

@@ -15,8 +15,8 @@ import torch
 from spardl.basics.errors import CheckpointError
 from spardl.basics.files import checksum
 from spardl.clusters import Cluster
-from tests.driver import here, only_run
-from tests.harness import run_workers, spardl
+from tests.support.driver import here, only_run
+from tests.support.harness import run_workers, spardl
 from tests.trainer.toy import plan, simulated, trainer
 from trainer.checkpoint import (
     find_checkpoint,

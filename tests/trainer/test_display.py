@@ -174,7 +174,7 @@ def test_a_bar_that_was_never_begun_can_be_closed() -> None:
 
 
 def test_the_whole_command_under_a_pseudo_terminal(tmp_path: Path) -> None:
-    from tests.driver import beside
+    from tests.support.driver import beside
 
     master, slave = pty.openpty()
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.driver import composed, here, only_run
-from tests.test_golden import TINY
+from tests.golden.test_golden import TINY
+from tests.support.driver import composed, here, only_run
 from trainer.targets import editions
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from spardl.clusters import Cluster
-from tests.harness import dense, run_workers
+from tests.support.harness import dense, run_workers
 from tests.trainer.toy import ToyTask, plan, simulated
 from trainer.learner import Learner, evaluate
 

@@ -11,7 +11,7 @@ import torch
 
 from spardl.basics.errors import ConfigError, WorkerError
 from spardl.method.recipes import make_method
-from tests.harness import spardl
+from tests.support.harness import spardl
 from tests.trainer.toy import plan
 from trainer.experiment import Experiment
 from trainer.launch import Launcher, Simulated

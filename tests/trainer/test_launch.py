@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from spardl.basics.errors import ConfigError, PeerError, WorkerError
 from spardl.clusters import Cluster, SimulatedCluster, gather_rows
-from spardl.clusters.workers.membership import Membership, find_membership, pick_device, what_a_restart_needs
+from spardl.clusters.workers.membership import Membership, find_membership, pick_device, restart_warning
 from trainer.launch import Heartbeat, ProcessGroup, Simulated, count_gpus_in_child
 from trainer.rendezvous import Rendezvous
 from trainer.runs import Run
@@ -67,10 +67,10 @@ def test_a_port_of_srun_that_is_not_valid() -> None:
 
 
 def test_what_a_restart_needs() -> None:
-    assert what_a_restart_needs({}, resumes=False) is None
-    assert what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "0"}, resumes=False) is None
-    assert what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=True) is None
-    assert "use resume=auto to continue" in str(what_a_restart_needs({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=False))
+    assert restart_warning({}, resumes=False) is None
+    assert restart_warning({"TORCHELASTIC_MAX_RESTARTS": "0"}, resumes=False) is None
+    assert restart_warning({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=True) is None
+    assert "use resume=auto to continue" in str(restart_warning({"TORCHELASTIC_MAX_RESTARTS": "3"}, resumes=False))
 
 
 def test_torchrun_s_own_store() -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from spardl.basics.errors import ConfigError
-from tests.harness import dense, spardl
+from tests.support.harness import dense, spardl
 from tests.trainer.toy import ToyTask, plan, simulated
 from trainer.learner import Learner, digest
 from trainer.lr import LinearDecay

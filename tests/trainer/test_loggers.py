@@ -16,7 +16,7 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from spardl.basics.errors import ConfigError
-from tests.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
+from tests.support.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
 from trainer.loggers import Csv, Several, TensorBoard
 from trainer.observers import Logger, MetricsFile, NoLogger, Observer, Wandb, logged_in, without_run_id
 from trainer.runs import Run

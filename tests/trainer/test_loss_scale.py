@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from spardl.schedules import AfterBackward, Dear, MgWfbp, Schedule, Wfbp
 from spardl.schedules.averaging import gradient_of
-from tests.harness import dense, spardl, topka
+from tests.support.harness import dense, spardl, topka
 from tests.trainer.toy import ToyTask, plan, trainer
 from trainer.learner import LossScale
 from trainer.task import Batch
@@ -74,7 +74,7 @@ def test_nothing_is_lost(schedule: str, tmp_path: Path) -> None:
     came: dict[int, float] = {}
 
     def watched(number: int, local: int) -> None:
-        gradient = gradient_of(engine._gradient, engine.carried.groups[number])
+        gradient = gradient_of(engine._gradient, engine.gradient_state.groups[number])
         came[number] = came.get(number, 0.0) + float(gradient.double().sum()) / engine.scale
         hand_over(number, local)
 
@@ -91,7 +91,7 @@ def test_nothing_is_lost(schedule: str, tmp_path: Path) -> None:
         if not overflowed:
             taken += sum(3 * float(each.values.double().sum()) / scale for each in engine.averages())
     engine.begin()  # returns unused averages to the residuals
-    carried = sum(engine.carried.residual_sum(local) for local in range(3)) / engine.scale
+    carried = sum(engine.gradient_state.residual_sum(local) for local in range(3)) / engine.scale
     assert skipped == 2
     assert given == pytest.approx(taken + carried, abs=1e-3)
 

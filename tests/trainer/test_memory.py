@@ -12,7 +12,7 @@ from torch import nn
 
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import LocalMomentum
-from tests.harness import spardl
+from tests.support.harness import spardl
 from tests.trainer.toy import plan
 from trainer.launch import Hosted, ProcessGroup, Simulated
 from trainer.memory import Need, available_bytes, check_address_space, memory_warning

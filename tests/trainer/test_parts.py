@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor
-from tests.driver import ROOT
+from tests.support.driver import ROOT
 from trainer.build import KINDS
 from trainer.targets import Kind
 
@@ -52,7 +52,7 @@ def test_all_configured_targets_are_allowed() -> None:
         ("spardl.nowhere.at.all.TopK", "No module named 'spardl.nowhere'"),
         ("spardl.compressors.topk", "it is not a subclass of Compressor from spardl"),
         ("spardl.OptimizerMomentum", "it is not a subclass of Compressor from spardl"),
-        ("spardl.clusters.workers.processes.leave", "it is not a subclass of Compressor from spardl"),
+        ("spardl.clusters.workers.processes.exit_now", "it is not a subclass of Compressor from spardl"),
         ("spardl.clusters.workers.processes.os.system", "it is not a subclass of Compressor from spardl"),
         ("spardl.clusters.workers.processes.Path", "it is not a subclass of Compressor from spardl"),
     ],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.driver import composed
+from tests.support.driver import composed
 from trainer.experiment import experiment_id
 from trainer.targets import resolve_recipe, resolve_scope
 

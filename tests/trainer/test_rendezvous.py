@@ -24,8 +24,8 @@ from spardl.clusters import Cluster, gather_rows
 from spardl.clusters.workers import store as store_module
 from spardl.clusters.workers.membership import Membership, address_of, find_secret, listen, listen_as
 from spardl.clusters.workers.store import hold_store
-from tests.driver import ROOT, STARTED_BY, only_run, processes, steps_logged, summary, wait_until
-from tests.test_train_cli import TORCHRUN
+from tests.support.driver import ROOT, STARTED_BY, only_run, processes, steps_logged, summary, wait_until
+from tests.trainer.test_train_cli import TORCHRUN
 from trainer.launch import Heartbeat, ProcessGroup
 from trainer.rendezvous import Rendezvous
 

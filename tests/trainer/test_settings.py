@@ -7,7 +7,7 @@ import torch
 
 from spardl.basics.errors import ConfigError
 from tests.trainer.toy import settings
-from trainer.learner import PRECISIONS, is_a
+from trainer.learner import PRECISIONS, is_number
 
 
 @pytest.mark.parametrize(
@@ -58,8 +58,8 @@ def test_formats() -> None:
 
 
 def test_numbers() -> None:
-    assert is_a(int, 3)
-    assert is_a(float, 3)
-    assert is_a(float, 0.5)
-    assert not is_a(int, 3.0)
-    assert not any(is_a(kind, value) for kind in (int, float) for value in (True, "3", None))
+    assert is_number(int, 3)
+    assert is_number(float, 3)
+    assert is_number(float, 0.5)
+    assert not is_number(int, 3.0)
+    assert not any(is_number(kind, value) for kind in (int, float) for value in (True, "3", None))

@@ -8,7 +8,7 @@ import re
 import pytest
 from hydra.utils import get_class
 
-from tests.driver import composed
+from tests.support.driver import composed
 from trainer.build import CONFIGURATIONS, build_method
 from trainer.experiment import experiment_id
 from trainer.targets import hashed_targets, importable, public_targets

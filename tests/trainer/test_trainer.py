@@ -18,8 +18,8 @@ from spardl.clusters import Cluster
 from spardl.method.method import Method
 from spardl.protocol.programs import Phase
 from spardl.schedules import AfterBackward, Dear, Engine, Schedule, Wfbp
-from tests.harness import dense, run_workers, spardl, topka
-from tests.quick import some_quick
+from tests.support.harness import dense, run_workers, spardl, topka
+from tests.support.quick import some_quick
 from tests.trainer.toy import Notebook, Stopped, Stopper, ToyTask, plan, simulated, trainer
 from trainer.checkpoint import list_checkpoints
 from trainer.lr import Cosine

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from spardl.basics.errors import TrainingError
 from spardl.clusters import Cluster
 from spardl.method.method import Method
-from tests.harness import dense, run_workers, spardl, topka
+from tests.support.harness import dense, run_workers, spardl, topka
 from tests.trainer.toy import Notebook, ToyTask, plan, trainer
 from trainer.checkpoint import list_checkpoints, load_part
 from trainer.learner import Learner

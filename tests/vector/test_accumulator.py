@@ -14,17 +14,17 @@ from torch import Tensor
 from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual, Residual
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.norms import Bound
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 from tests.vector.test_selection import PATHS
 
 INFINITY = float("inf")
 
 
-def largest(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+def largest(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
     return accumulated.largest(parts)
 
 
@@ -34,14 +34,14 @@ def sparse(indices: list[int], values: list[float], length: int) -> SparseVector
 
 def test_a_block_goes_around_the_end() -> None:
     vector = Accumulator(torch.tensor([1.0, -6.0, 3.0, 4.0, -5.0, 2.0]))
-    taken = vector.take([Part(4, 6, 1), Part(0, 2, 1)], largest)
+    taken = vector.take([Range(4, 6, 1), Range(0, 2, 1)], largest)
     assert (taken.indices.tolist(), taken.values.tolist(), taken.length) == ([0, 3], [-5.0, -6.0], 4)
     assert vector.values.tolist() == [1.0, 0.0, 3.0, 4.0, 0.0, 2.0]
     assert vector.taken().tolist() == [1, 4]
     vector.add(4, sparse([0, 1, 2, 3], [1.0, 2.0, 3.0, 4.0], 4))
     assert vector.values.tolist() == [4.0, 4.0, 3.0, 4.0, 1.0, 4.0]
     # What it finds next knows of both.
-    assert vector.largest([Part(0, 2, 1), Part(4, 6, 1)]).tolist() == [0, 5]
+    assert vector.largest([Range(0, 2, 1), Range(4, 6, 1)]).tolist() == [0, 5]
     vector.restore()
     assert vector.values.tolist() == [1.0, -6.0, 3.0, 4.0, -5.0, 2.0]
 
@@ -58,7 +58,7 @@ def test_around_the_end_is_like_anywhere_else(wire: Wire, seed: int, length: int
         start = data.draw(st.integers(0, length - 1))
         stop = data.draw(st.integers(start + 1, length))
         k = data.draw(st.integers(0, stop - start))
-        block = Part(start, stop, k)
+        block = Range(start, stop, k)
         # A block that wraps around selects from two ranges; all or nothing gives the same result for both.
         picked = straight.largest([block])
         whole = [part._replace(k=0) for part in around(start + shift, stop - start, length)]
@@ -79,21 +79,21 @@ def test_around_the_end_is_like_anywhere_else(wire: Wire, seed: int, length: int
     assert same_bits(turned.values, values.roll(shift))
 
 
-def around(start: int, size: int, length: int) -> list[Part]:
+def around(start: int, size: int, length: int) -> list[Range]:
     """A range that may go around the end of the vector, as ranges that do not."""
     start %= length
-    first = Part(start, min(start + size, length), 0)
+    first = Range(start, min(start + size, length), 0)
     rest = size - (first.stop - first.start)
-    return [first, Part(0, rest, 0)] if rest else [first]
+    return [first, Range(0, rest, 0)] if rest else [first]
 
 
 def check_largest(vector: Accumulator) -> None:
     length = vector.values.numel()
-    halves = [Part(0, length // 2, length // 4), Part(length // 2, length, 1)][length == 1 :]
+    halves = [Range(0, length // 2, length // 4), Range(length // 2, length, 1)][length == 1 :]
     assert vector.largest(halves).tolist() == picked(vector, halves)
 
 
-def by_hand(values: Tensor, part: Part) -> list[int]:
+def by_hand(values: Tensor, part: Range) -> list[int]:
     order = sorted(range(part.start, part.stop), key=lambda place: (-abs(values[place].item()), place))
     return sorted(order[: part.k])
 
@@ -103,7 +103,7 @@ def by_hand(values: Tensor, part: Part) -> list[int]:
 def test_a_list_of_candidates_is_told_of_every_change(
     name: str, seed: int, changes: list[str], data: st.DataObject
 ) -> None:
-    length, halves = 300, [Part(0, 150, 6), Part(150, 300, 6)]
+    length, halves = 300, [Range(0, 150, 6), Range(150, 300, 6)]
     source = torch.Generator().manual_seed(seed)
     values, candidates = torch.randn(length, generator=source), Candidates()
     with patch.dict("os.environ", SPARDL_KERNELS=name):
@@ -132,7 +132,7 @@ def test_a_list_of_candidates_is_told_of_every_change(
             assert vector.largest(halves).tolist() == picked(vector, halves)
 
 
-def picked(vector: Accumulator, parts: Sequence[Part]) -> list[int]:
+def picked(vector: Accumulator, parts: Sequence[Range]) -> list[int]:
     return [place for part in parts for place in by_hand(vector.values, part)]
 
 
@@ -141,7 +141,7 @@ def test_entries_that_were_chosen_elsewhere() -> None:
     assert vector.take_at(torch.tensor([0, 2])).tolist() == [1.0, 3.0]
     assert vector.values.tolist() == [0.0, 2.0, 0.0]
     assert vector.taken().tolist() == [0, 2]
-    assert vector.largest([Part(0, 3, 1)]).tolist() == [1]
+    assert vector.largest([Range(0, 3, 1)]).tolist() == [1]
     vector.restore()
     assert vector.values.tolist() == [1.0, 2.0, 3.0]
 
@@ -152,7 +152,7 @@ FINE = 1 + 2.0**-9
 
 def test_an_exact_wire_changes_nothing() -> None:
     vector = Accumulator(torch.tensor([FINE, 2.0]))
-    assert vector.take([Part(0, 2, 1)], lambda *_: torch.tensor([0])).values.tolist() == [FINE]
+    assert vector.take([Range(0, 2, 1)], lambda *_: torch.tensor([0])).values.tolist() == [FINE]
     assert vector.values.tolist() == [0.0, 2.0]
     block = sparse([1], [FINE], 2)
     assert vector.rounded(0, block) is block
@@ -162,7 +162,7 @@ def test_an_exact_wire_changes_nothing() -> None:
 
 def test_what_rounding_takes_stays_in_the_vector() -> None:
     vector = Accumulator(torch.tensor([FINE, -4.0, 2.0, -FINE]), wire=Wire("bfloat16"))
-    taken = vector.take([Part(3, 4, 1), Part(0, 2, 1)], lambda *_: torch.tensor([3, 0]))
+    taken = vector.take([Range(3, 4, 1), Range(0, 2, 1)], lambda *_: torch.tensor([3, 0]))
     assert (taken.indices.tolist(), taken.values.tolist()) == ([0, 1], [-1.0, 1.0])
     assert vector.values.tolist() == [2.0**-9, -4.0, 2.0, -(2.0**-9)]
     sent = vector.rounded(1, sparse([0, 1], [FINE, 1.0], 2), holders=2)
@@ -218,7 +218,7 @@ def test_what_was_cut_out_and_is_settled_becomes_zero(
         for cut_out in cuts:
             positions = torch.randperm(40, generator=source)[:12].sort().values
             if cut_out:
-                vector.take([Part(0, 40, 0)], lambda accumulated, parts, positions=positions: positions)
+                vector.take([Range(0, 40, 0)], lambda accumulated, parts, positions=positions: positions)
             else:
                 vector.add(0, SparseVector(positions, torch.randn(12, generator=source), 40))
         final = torch.randperm(40, generator=source)[:20].sort().values
@@ -227,7 +227,7 @@ def test_what_was_cut_out_and_is_settled_becomes_zero(
         for positions, error in vector._errors:
             kept = torch.isin(positions, final)
             first[positions[kept]] += error[kept]
-        vector.restore_but(final, whole=whole)
+        vector.restore_unsettled(final, whole=whole)
         vector.add_errors(final)
     assert same_bits(vector.values, first)
 

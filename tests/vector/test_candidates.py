@@ -14,8 +14,8 @@ from torch import Tensor
 
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
-from spardl.vector.layout import Part
-from spardl.vector.selection import Chosen, CompiledFinder, Finder, Integers, PortableFinder, Ranges, finder_for
+from spardl.vector.layout import Range
+from spardl.vector.selection import Chosen, CompiledFinder, Finder, Integers, ListingRanges, PortableFinder, finder_for
 from spardl.vector.sparse import SparseVector
 from tests.vector.test_selection import DTYPES, PATHS, exact
 
@@ -29,10 +29,10 @@ class Watched(Finder):
         self.finder = finder
         self.said: list[Chosen] = []
 
-    def add(self, values: Tensor, gradient: Tensor | None, ranges: Ranges, *, clear: bool = False) -> Integers:
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
         return self.finder.add(values, gradient, ranges, clear=clear)
 
-    def largest(self, values: Tensor, parts: Sequence[Part], touched: Sequence[Tensor]) -> Chosen:
+    def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor]) -> Chosen:
         self.said.append(self.finder.largest(values, parts, touched))
         return self.said[-1]
 
@@ -50,7 +50,7 @@ class Line:
         drawn = torch.randn(self.memory.numel(), generator=self.source, dtype=torch.float64)
         return (scale * drawn).to(self.memory.dtype)
 
-    def step(self, gradient: Tensor | None, selections: Sequence[Sequence[Part]]) -> list[int]:
+    def step(self, gradient: Tensor | None, selections: Sequence[Sequence[Range]]) -> list[int]:
         """Selects, and after each selection takes what it found and adds a block; how many each range looked at."""
         expected_memory = self.memory if gradient is None else self.memory + gradient
         expected_memory = expected_memory.clone()
@@ -77,7 +77,7 @@ class Line:
         return SparseVector(indices, values.to(self.memory.dtype), length)
 
 
-HALVES = [[Part(0, 25_000, 250)], [Part(40_000, LENGTH, 200), Part(25_000, 40_000, 150)]]
+HALVES = [[Range(0, 25_000, 250)], [Range(40_000, LENGTH, 200), Range(25_000, 40_000, 150)]]
 COUNTS = [250, 200, 150]
 
 
@@ -122,7 +122,7 @@ def test_spare_entries_are_listed_where_they_are_asked_for(name: str) -> None:
         with patch("spardl.vector.candidates.finder_for", lambda values, line=line: line.watched):
             for _ in range(40):
                 line.candidates.add(line.memory, line.gradient())
-                line.memory[line.candidates.largest(line.memory, [Part(0, LENGTH, 600)], [], spare)] = 0
+                line.memory[line.candidates.largest(line.memory, [Range(0, LENGTH, 600)], [], spare)] = 0
                 found.append(int(line.watched.said[-1].looked[0]))
         looked[spare] = found[20:]
     assert all(600 <= count < 1000 for count in looked[1.0])
@@ -143,7 +143,7 @@ SCALES = {
 def test_exact_whatever_the_gradients(name: str, scales: list[float], dtype: torch.dtype) -> None:
     line = Line(1500, dtype)
     for scale in scales:
-        line.step(line.gradient(scale), [[Part(0, 700, 7), Part(900, 1500, 6)], [Part(700, 900, 2)]])
+        line.step(line.gradient(scale), [[Range(0, 700, 7), Range(900, 1500, 6)], [Range(700, 900, 2)]])
 
 
 def test_steps_without_a_gradient_or_a_selection(name: str) -> None:
@@ -157,12 +157,12 @@ def test_steps_without_a_gradient_or_a_selection(name: str) -> None:
 def test_parts_and_counts_that_change(name: str) -> None:
     line = Line(1000)
     turns = [
-        [[Part(0, 500, 5)], [Part(500, 1000, 5)]],
-        [[Part(0, 500, 50)], [Part(500, 1000, 1)]],
-        [[Part(500, 1000, 0), Part(0, 500, 500)]],
-        [[Part(0, 300, 3), Part(300, 999, 9)], [Part(999, 1000, 1)]],
-        [[Part(0, 500, 5)], [Part(0, 500, 9)], [Part(250, 750, 5), Part(750, 1000, 2)]],
-        [[Part(0, 1000, 10)]],
+        [[Range(0, 500, 5)], [Range(500, 1000, 5)]],
+        [[Range(0, 500, 50)], [Range(500, 1000, 1)]],
+        [[Range(500, 1000, 0), Range(0, 500, 500)]],
+        [[Range(0, 300, 3), Range(300, 999, 9)], [Range(999, 1000, 1)]],
+        [[Range(0, 500, 5)], [Range(0, 500, 9)], [Range(250, 750, 5), Range(750, 1000, 2)]],
+        [[Range(0, 1000, 10)]],
     ]
     for step in range(30):
         line.step(line.gradient(), turns[step * 5 // 3 % len(turns)])
@@ -177,7 +177,7 @@ def test_exact_over_any_steps(data: st.DataObject, name: str, dtype: torch.dtype
             borders = [0, *sorted(data.draw(st.sets(st.integers(1, len(line.memory) - 1), max_size=3)))]
             stops = [*borders[1:], len(line.memory)]
             ks = [data.draw(st.integers(0, stop - start)) for start, stop in zip(borders, stops, strict=True)]
-            parts = [Part(*three) for three in zip(borders, stops, ks, strict=True)]
+            parts = [Range(*three) for three in zip(borders, stops, ks, strict=True)]
             gradient = data.draw(st.sampled_from([0.0, 1e-3, 1.0, 1e3, None]))
             turn = data.draw(st.integers(0, len(parts) - 1))
             line.step(None if gradient is None else line.gradient(gradient), [parts[turn:], parts[:turn]])
@@ -187,6 +187,6 @@ def test_nothing_to_select_from() -> None:
     candidates, nothing = Candidates(), torch.zeros(0)
     candidates.add(nothing, nothing)
     assert candidates.largest(nothing, [], []).tolist() == []
-    found = candidates.largest(nothing, [Part(0, 0, 0)], [])
+    found = candidates.largest(nothing, [Range(0, 0, 0)], [])
     assert (found.tolist(), found.dtype) == ([], torch.int64)
     candidates.add(nothing, None)

@@ -18,7 +18,7 @@ from spardl.method.residuals import LocalResidual, PartialResidual
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, concatenate
 from spardl.vector.wire import CHUNK, COARSE, Coarse, CoarseValues, Wire
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 
 OWN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 BITS = (8, 4, 2)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spardl.vector import sparse
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
 SPECIAL = [0.0, -0.0, 1.5, -2.25, float("inf"), float("-inf"), float("nan"), 6e4, 1e-7]

@@ -11,7 +11,7 @@ from spardl.vector.flat import FlatGradient, write
 from spardl.vector.sparse import SparseVector
 
 
-def test_backward_adds_into_the_vector_and_the_optimizer_reads_it() -> None:
+def test_backward_and_optimizer_share_the_vector() -> None:
     model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     plain = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
     plain.load_state_dict(model.state_dict())

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spardl.vector.levels import HIGHEST, in_blocks, pack_float8, read_float8
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 
 DTYPES = [torch.float32, torch.float64]
 

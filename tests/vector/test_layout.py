@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from spardl.vector.layout import Layout, Part, Parts
+from spardl.vector.layout import Layout, Range, Ranges
 
 WHOLE = Layout.of([(3, 4), (5,), (), (0,), (2, 3, 1)])
 
@@ -32,14 +32,14 @@ def test_a_piece_knows_how_large_its_tensor_is() -> None:
 
 
 def test_ranges_as_columns_are_the_same_ranges() -> None:
-    parts = [Part(4, 9, 2), Part(9, 9, 0), Part(9, 12, 7), Part(0, 3, 1)]
-    found = Parts.of(parts)
+    parts = [Range(4, 9, 2), Range(9, 9, 0), Range(9, 12, 7), Range(0, 3, 1)]
+    found = Ranges.of(parts)
     assert list(found) == parts
     assert (len(found), found[2], list(found[1:3])) == (4, parts[2], parts[1:3])
-    assert Parts.of(found) is found
+    assert Ranges.of(found) is found
     assert (found.length, found.wanted) == (11, 10)
     assert found.spans == [(4, 12), (0, 3)]
-    assert list(found.sending) == [parts[0], Part(9, 12, 3), parts[3]]
+    assert list(found.sending) == [parts[0], Range(9, 12, 3), parts[3]]
     assert found.sending.sending is found.sending
-    nothing = Parts.of([])
+    nothing = Ranges.of([])
     assert (list(nothing), nothing.length, nothing.spans) == ([], 0, [])

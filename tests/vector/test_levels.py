@@ -10,7 +10,7 @@ from torch import Tensor
 
 from spardl.vector.bits import unpack_codes
 from spardl.vector.levels import highest, in_blocks, pack_levels, read_levels
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 
 DTYPES = [torch.float32, torch.float64]
 BITS = [2, 4, 8]

@@ -9,14 +9,14 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.vector.norms import _exponent, clip_factor, divide, largest, norm_of, sum_of_squares
+from spardl.vector.norms import _exponent, clip_factor, divide, largest_magnitude, norm_of, sum_of_squares
 
 numbers = st.lists(st.floats(-1e150, 1e150, allow_nan=False), min_size=1, max_size=40)
 
 
 def norm(values: torch.Tensor, cut: int = 0) -> float:
     parts = [values[:cut], values[cut:]]
-    peak = largest(parts)
+    peak = largest_magnitude(parts)
     return norm_of(sum(sum_of_squares([part], peak, len(values)) for part in parts), peak, len(values))
 
 
@@ -52,9 +52,9 @@ def test_squares_are_rounded_to_the_bit(size: int) -> None:
 
 
 def test_what_is_not_finite() -> None:
-    assert math.isnan(norm_of(0, largest([torch.tensor([1.0, math.nan]), torch.tensor([math.inf])]), 3))
-    assert norm_of(0, largest([torch.tensor([-math.inf]), torch.empty(0)]), 1) == math.inf
-    assert norm_of(0, largest([torch.empty(0)]), 0) == 0
+    assert math.isnan(norm_of(0, largest_magnitude([torch.tensor([1.0, math.nan]), torch.tensor([math.inf])]), 3))
+    assert norm_of(0, largest_magnitude([torch.tensor([-math.inf]), torch.empty(0)]), 1) == math.inf
+    assert norm_of(0, largest_magnitude([torch.empty(0)]), 0) == 0
 
 
 def test_the_factor_is_torchs() -> None:
@@ -74,6 +74,6 @@ def test_division_tells_what_was_largest(dtype: torch.dtype, length: int, odd: f
     values = torch.randn(length, generator=torch.Generator().manual_seed(1)).to(dtype)
     if length and odd:
         values[-1] = odd
-    quotients, peak = values / 3, largest([values])
+    quotients, peak = values / 3, largest_magnitude([values])
     assert divide(values, 3) == pytest.approx(peak, rel=0, nan_ok=True)
     assert torch.equal(values.nan_to_num(7), quotients.nan_to_num(7))

@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spardl.vector import selection
-from spardl.vector.layout import Part, Parts
-from spardl.vector.selection import PortableFinder, Ranges, in_rows, largest_of_rows, runs_of
+from spardl.vector.layout import Range, Ranges
+from spardl.vector.selection import ListingRanges, PortableFinder, in_rows, largest_of_rows, runs_of
 from tests.vector.test_selection import DTYPES, exact, vectors
 
 
@@ -53,13 +53,13 @@ def test_runs_are_all_ranges_in_order(groups: list[tuple[int, int, bool]]) -> No
 
 
 @st.composite
-def matrices(draw: st.DrawFn, dtype: torch.dtype) -> tuple[Tensor, list[Part]]:
+def matrices(draw: st.DrawFn, dtype: torch.dtype) -> tuple[Tensor, list[Range]]:
     """Rows of a vector, which may begin before them and go on behind."""
     count, length = draw(st.integers(8, 20)), draw(st.integers(1, 12))
     before, behind = draw(st.integers(0, 5)), draw(st.integers(0, 5))
     values = draw(vectors(dtype, before + count * length + behind, infinite=True))
     starts = [before + row * length for row in range(count)]
-    return values, [Part(start, start + length, draw(st.integers(0, length))) for start in starts]
+    return values, [Range(start, start + length, draw(st.integers(0, length))) for start in starts]
 
 
 @pytest.mark.parametrize("elsewhere", [False, True], ids=["cpu", "as on cuda"])
@@ -72,7 +72,7 @@ def test_the_same_as_range_by_range(dtype: torch.dtype, elsewhere: bool, data: s
         patch.setattr("spardl.vector.selection._BLOCK", data.draw(st.sampled_from([7, 40, 1 << 17])))
         if elsewhere:
             patch.setattr(selection, "least_of_rows", selection._least_of_rows)
-        positions, cuts = largest_of_rows(values, Parts.of(parts))
+        positions, cuts = largest_of_rows(values, Ranges.of(parts))
     assert torch.equal(values.view(torch.uint8), before.view(torch.uint8))
     assert positions.dtype is torch.int64
     assert positions.tolist() == exact(values, parts)
@@ -90,14 +90,14 @@ def test_a_finder_lists_nothing_of_rows_and_finds_their_largest() -> None:
     starts, stops = adjoining(0, [20, *[16] * 10, 20])
     finder = PortableFinder()
     bounds = torch.full((12,), 1.5)
-    counts = finder.add(values, gradient, Ranges(starts, stops, bounds, np.full(12, 64)), clear=True)
+    counts = finder.add(values, gradient, ListingRanges(starts, stops, bounds, np.full(12, 64)), clear=True)
     reached = [int((total[start:stop].abs() >= 1.5).sum()) for start, stop in zip(starts, stops, strict=True)]
     assert counts.tolist() == [reached[0], *[-1] * 10, reached[-1]]
     assert torch.equal(values, total)
     assert not gradient.any()
     values[100] = 9.0
     parts = [
-        Part(int(start), int(stop), 1 + place % 2)
+        Range(int(start), int(stop), 1 + place % 2)
         for place, (start, stop) in enumerate(zip(starts, stops, strict=True))
     ]
     found = finder.largest(values, parts, [torch.tensor([100])])

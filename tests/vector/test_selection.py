@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from spardl.vector import selection
-from spardl.vector.layout import Part
-from spardl.vector.selection import CompiledFinder, Finder, PortableFinder, Ranges, finder_for, reaching, top_k
-from tests.harness import same_bits
+from spardl.vector.layout import Range
+from spardl.vector.selection import CompiledFinder, Finder, ListingRanges, PortableFinder, finder_for, reaching, top_k
+from tests.support.harness import same_bits
 
 VALUES = st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.0, 0.5, 3.0]), max_size=30)
 DTYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
@@ -39,7 +39,7 @@ def test_on_cuda_the_least_of_the_largest_is_found_otherwise(k: int, monkeypatch
     values = torch.randint(-6, 7, (40,), generator=torch.Generator().manual_seed(k)) / 2
 
     def chosen() -> Tensor:
-        return PortableFinder().largest(values, [Part(0, 40, k)], []).positions
+        return PortableFinder().largest(values, [Range(0, 40, k)], []).positions
 
     wanted = chosen()
     monkeypatch.setattr(selection, "_kth_largest", selection._least_of_top)
@@ -81,7 +81,7 @@ def test_short_types_are_added_up_as_torch_does(dtype: torch.dtype) -> None:
     pytest.importorskip("numba")
     every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
     every = every[every.isfinite()]
-    nothing = Ranges(*(np.empty(0, np.int64),) * 2, torch.empty(0, dtype=dtype), np.empty(0, np.int64))
+    nothing = ListingRanges(*(np.empty(0, np.int64),) * 2, torch.empty(0, dtype=dtype), np.empty(0, np.int64))
     for other in every[::997]:
         values, gradient = every.clone(), other.expand_as(every).clone()
         CompiledFinder(dtype).add(values, gradient, nothing)
@@ -114,9 +114,9 @@ class Case:
     memory: Tensor
     gradient: Tensor | None
     clear: bool
-    ranges: Ranges
+    ranges: ListingRanges
     touched: list[tuple[Tensor, Tensor]]
-    parts: list[Part]
+    parts: list[Range]
 
 
 NUMBERS = {
@@ -167,18 +167,18 @@ def cases(draw: st.DrawFn, dtype: torch.dtype) -> Case:
     bounds = bounds.clamp(torch.finfo(dtype).tiny, torch.finfo(dtype).max)
     rooms = [draw(st.sampled_from([0, 3, 40, 500])) for _ in pairs]
     table = np.array(pairs, np.int64).reshape(-1, 2)
-    ranges = Ranges(table[:, 0].copy(), table[:, 1].copy(), bounds, np.array(rooms, np.int64))
+    ranges = ListingRanges(table[:, 0].copy(), table[:, 1].copy(), bounds, np.array(rooms, np.int64))
     touched = []
     if length:
         for positions in draw(st.lists(st.sets(st.integers(0, length - 1), max_size=30), max_size=3)):
             new = draw(vectors(dtype, len(positions), infinite=True))
             touched.append((torch.tensor(sorted(positions), dtype=torch.int64), new))
     others = pairs if draw(st.booleans()) else draw(cut(length))
-    parts = [Part(*pair, draw(st.integers(0, pair[1] - pair[0]))) for pair in others]
+    parts = [Range(*pair, draw(st.integers(0, pair[1] - pair[0]))) for pair in others]
     return Case(memory, gradient, draw(st.booleans()), ranges, touched, parts[::-1] if draw(st.booleans()) else parts)
 
 
-def exact(values: Tensor, parts: Sequence[Part]) -> list[int]:
+def exact(values: Tensor, parts: Sequence[Range]) -> list[int]:
     """By a stable sort of each range."""
     found = []
     for start, stop, k in parts:
@@ -201,7 +201,7 @@ def run(finder: Finder, case: Case) -> tuple[Tensor, dict[tuple[int, int], int]]
     return values, dict(zip(pairs, counts, strict=True))
 
 
-def check_counts(values: Tensor, ranges: Ranges, counts: list[int]) -> None:
+def check_counts(values: Tensor, ranges: ListingRanges, counts: list[int]) -> None:
     """Either all entries that reach the bound are listed, or the list is dropped."""
     for start, stop, bound, room, count in zip(*ranges, counts, strict=True):
         reached = int((values[start:stop].abs() >= bound).sum())
@@ -242,7 +242,7 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @hypothesis_settings(max_examples=120)
 @given(data=st.data())
-def test_what_reaches_a_bound_is_told_from_the_list_or_the_vector(dtype: torch.dtype, data: st.DataObject) -> None:
+def test_entries_above_bound_from_list_or_vector(dtype: torch.dtype, data: st.DataObject) -> None:
     """The same from both finders: below the list's bound and above, with entries that changed, and with too many."""
     pytest.importorskip("numba")
     case = data.draw(cases(dtype))
@@ -252,7 +252,7 @@ def test_what_reaches_a_bound_is_told_from_the_list_or_the_vector(dtype: torch.d
     levels = [
         level for level in [*values.abs().double().tolist(), *case.ranges.bounds.tolist()] if 0 < level < INFINITY
     ]
-    for part in [*case.parts, *(Part(*pair, 0) for pair in zip(*case.ranges[:2], strict=True))]:
+    for part in [*case.parts, *(Range(*pair, 0) for pair in zip(*case.ranges[:2], strict=True))]:
         bound = data.draw(st.sampled_from(levels or [1.0])) * data.draw(st.sampled_from([0.5, 1.0, 1.0001]))
         expected = (values[part.start : part.stop].abs() >= bound).nonzero().squeeze(1) + part.start
         most = data.draw(st.sampled_from([0, 3, len(expected), 500]))
@@ -267,9 +267,9 @@ def test_a_list_is_asked_before_the_vector(name: str, monkeypatch: pytest.Monkey
     monkeypatch.setenv("SPARDL_KERNELS", name)
     values, one = torch.tensor([5.0, 1.0, -4.0, 2.0, 3.0]), np.ones(1, np.int64)
     finder = finder_for(values)
-    finder.add(values, None, Ranges(0 * one, 5 * one, torch.tensor([3.0]), 500 * one))
+    finder.add(values, None, ListingRanges(0 * one, 5 * one, torch.tensor([3.0]), 500 * one))
     monkeypatch.setattr(selection, "reaching", None)
-    whole = Part(0, 5, 0)
+    whole = Range(0, 5, 0)
     found = finder.reaching(values, whole, 4.0, 5, [])
     assert found is not None
     assert found.tolist() == [0, 2]
@@ -281,7 +281,7 @@ def test_a_list_is_asked_before_the_vector(name: str, monkeypatch: pytest.Monkey
         finder.reaching(values, whole, 4.0, 5, [torch.tensor([1])])
 
 
-def check_cuts(values: Tensor, parts: Sequence[Part], positions: Tensor, cuts: Tensor) -> None:
+def check_cuts(values: Tensor, parts: Sequence[Range], positions: Tensor, cuts: Tensor) -> None:
     assert cuts.dtype is values.dtype
     begin = 0
     for (start, stop, k), level in zip(parts, cuts, strict=True):
@@ -296,8 +296,8 @@ def check_cuts(values: Tensor, parts: Sequence[Part], positions: Tensor, cuts: T
             assert level == 0
 
 
-def listing(starts: list[int], stops: list[int], bounds: list[float], rooms: list[int]) -> Ranges:
-    return Ranges(
+def listing(starts: list[int], stops: list[int], bounds: list[float], rooms: list[int]) -> ListingRanges:
+    return ListingRanges(
         np.array(starts, np.int64), np.array(stops, np.int64), torch.tensor(bounds), np.array(rooms, np.int64)
     )
 
@@ -311,7 +311,7 @@ def test_looks_at_what_is_listed_or_touched_only(name: str, monkeypatch: pytest.
     gradient = torch.zeros(400)
     gradient[40] = 6.0
     finder = finder_for(values)
-    parts = [Part(0, 100, 2), Part(100, 400, 2), Part(0, 400, 1)]
+    parts = [Range(0, 100, 2), Range(100, 400, 2), Range(0, 400, 1)]
     counts = finder.add(values, gradient, listing([0, 100], [100, 400], [2.0, 8.0], [72, 72]))
     assert counts.tolist() == [4, 2]
     values[50] = 100.0
@@ -325,7 +325,7 @@ def test_looks_at_what_is_listed_or_touched_only(name: str, monkeypatch: pytest.
     assert found.looked.tolist() == [4, 2, -1]
     # With too few left it looks at all.
     values[[10, 40]] = 0
-    found = finder.largest(values, [Part(0, 100, 3)], [torch.tensor([10, 20, 40, 50])])
+    found = finder.largest(values, [Range(0, 100, 3)], [torch.tensor([10, 20, 40, 50])])
     assert (found.positions.tolist(), found.looked.tolist()) == ([20, 30, 50], [-1])
 
 
@@ -339,7 +339,7 @@ def test_the_cut_is_close_where_all_that_is_listed_is_chosen(
     values = torch.linspace(1, 2, 1001, dtype=dtype)
     finder = finder_for(values)
     finder.add(values, None, listing([0], [1001], [1.9], [300])._replace(bounds=torch.tensor([1.8999], dtype=dtype)))
-    found = finder.largest(values, [Part(0, 1001, 101)], [])
+    found = finder.largest(values, [Range(0, 1001, 101)], [])
     assert found.looked.tolist() == [101]
     assert 1.8995 <= found.cuts.item() <= 1.9001
 
@@ -349,11 +349,11 @@ def test_a_list_without_room_is_given_up_alone() -> None:
     finder, values = CompiledFinder(torch.float32), torch.arange(1.0, 301.0)
     counts = finder.add(values, None, listing([0, 100, 200], [100, 200, 300], [1.0, 190.0, 250.0], [99, 64, 64]))
     assert counts.tolist() == [-1, 11, 51]
-    found = finder.largest(values, [Part(0, 100, 1), Part(100, 200, 1), Part(200, 300, 1)], [])
+    found = finder.largest(values, [Range(0, 100, 1), Range(100, 200, 1), Range(200, 300, 1)], [])
     assert (found.positions.tolist(), found.looked.tolist()) == ([99, 199, 299], [-1, 11, 51])
     # The next lists are not longer for it.
     finder.add(values, None, listing([0, 100], [100, 300], [90.0, 290.0], [64, 64]))
-    assert finder.largest(values, [Part(0, 100, 1), Part(100, 300, 1)], []).looked.tolist() == [11, 11]
+    assert finder.largest(values, [Range(0, 100, 1), Range(100, 300, 1)], []).looked.tolist() == [11, 11]
 
 
 @pytest.mark.parametrize("lowest", [0, 120])
@@ -376,7 +376,7 @@ def test_long_ranges(dtype: torch.dtype) -> None:
     length = 300_000
     source = torch.Generator().manual_seed(1)
     gradient = torch.randn(length, generator=source).to(dtype)
-    parts = [Part(7, 200_000, 2000), Part(200_000, length, 1)]
+    parts = [Range(7, 200_000, 2000), Range(200_000, length, 1)]
     ranges = listing([7, 200_000], [200_000, length], [2.5, 2.5], [8000, 8000])
     ranges = ranges._replace(bounds=ranges.bounds.to(dtype))
     for finder in (CompiledFinder(dtype), PortableFinder()):
@@ -386,6 +386,6 @@ def test_long_ranges(dtype: torch.dtype) -> None:
         found = finder.largest(values, parts, [])
         assert found.positions.tolist() == exact(values, parts)
         assert all(2000 <= looked < 4000 for looked in found.looked[:1])
-        unlisted = finder.largest(values, [Part(0, length, 3000)], [])
-        assert unlisted.positions.tolist() == exact(values, [Part(0, length, 3000)])
+        unlisted = finder.largest(values, [Range(0, length, 3000)], [])
+        assert unlisted.positions.tolist() == exact(values, [Range(0, length, 3000)])
         assert unlisted.looked.tolist() == [-1]

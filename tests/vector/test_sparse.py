@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spardl.vector.sparse import SparseVector, concatenate, merge
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 
 
 @st.composite

@@ -12,7 +12,7 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot, pack, unpack
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, TYPES, Wire
-from tests.harness import same_bits
+from tests.support.harness import same_bits
 
 SHORTER = ("bfloat16", "float16")
 OWN = (torch.float32, torch.float64, torch.bfloat16, torch.float16)

@@ -22,7 +22,7 @@ from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS
 from spardl.communicators.oktopk import OkTopk, OkTopkState, Region, consensus_borders
 from spardl.communicators.steps.split import balance, equal_regions, joined, split_and_reduce
-from spardl.communicators.steps.transfer import Courier, all_gather_counts
+from spardl.communicators.steps.transfer import BlockExchange, all_gather_counts
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Context, Program, Team, Worker, whole_team
 from spardl.vector.packing import Slot
@@ -153,8 +153,8 @@ def _run(programs: Sequence[Callable[[Team], Program[T]]]) -> tuple[list[T], int
     return results, max(ledger.rounds for ledger in ledgers), busiest
 
 
-def _courier(block: SparseVector) -> Courier:
-    return Courier(Typed(block.values.dtype, block.values.dtype))
+def _courier(block: SparseVector) -> BlockExchange:
+    return BlockExchange(Typed(block.values.dtype, block.values.dtype))
 
 
 def _borders(own: SparseVector, team: Team) -> Program[list[int]]:

@@ -13,12 +13,12 @@ from spardl.communicators.base import Synchronization
 from spardl.communicators.spardl import Blocks, SparDL, SparDLState, srs_rounds
 from spardl.communicators.steps.doubling import Target
 from spardl.communicators.steps.split import cut_apart
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.compressors import TopK
 from spardl.compressors.base import SparseCompressor
 from spardl.protocol.programs import Context, Phase, Program, State, Team, whole_team
 from spardl.vector.accumulator import Accumulator, Select
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, Sum, concatenate
 
@@ -58,7 +58,7 @@ class CountedTopK(TopK):
         """Selector that counts the entries that it reads."""
         select = super().selector(context, state)
 
-        def counted(accumulated: Accumulator, parts: Sequence[Part]) -> Tensor:
+        def counted(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
             self.tally.note(part.stop - part.start for part in parts)
             return select(accumulated, parts)
 
@@ -97,7 +97,7 @@ class EagerSparDL(SparDL):
         blocks = Blocks(sync.context.layout.length, team.size, -(-sync.compressor.count(sync.context) // team.size))
         select = sync.compressor.selector(sync.context, sync.compression)
         block = yield from self._reduce_scatter(team, sync.accumulated, blocks, select)
-        return (yield from Courier.of(sync.accumulated).all_gather_joined(team, block, blocks.slots))
+        return (yield from BlockExchange.of(sync.accumulated).all_gather_joined(team, block, blocks.slots))
 
     def _reduce_scatter(
         self, team: Team, accumulated: Accumulator, blocks: Blocks, select: Select
@@ -105,7 +105,7 @@ class EagerSparDL(SparDL):
         """Rounds of SparDL with blocks that are sparse from the beginning."""
         yield Phase.SELECT
         held = [accumulated.take([part], select) for part in blocks.parts]
-        courier = Courier.of(accumulated)
+        courier = BlockExchange.of(accumulated)
         for distance, size in srs_rounds(team.size):
             outgoing, incoming = ([team.at(first + each) for each in range(size)] for first in (distance, 0))
             arrived = yield from courier.exchange(

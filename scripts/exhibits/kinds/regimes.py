@@ -97,7 +97,7 @@ class Costs:
 
         Args:
             side: Method to evaluate.
-            part: Name of an attribute of :class:`Parts`.
+            part: Name of an attribute of :class:`Ranges`.
             model: Key of ``gpu.MODELS``.
             network: Network of the messages.
         """

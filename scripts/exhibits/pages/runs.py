@@ -20,7 +20,7 @@ from scripts.exhibits.pages.method_names import choice_of, method_name
 from scripts.exhibits.records import is_training, read_records
 from spardl.basics.errors import DataError
 from spardl.basics.files import RECORD_BYTES, read_json, read_tail, read_text, read_yaml
-from trainer.experiment import decisive, experiment_id
+from trainer.experiment import experiment_id, result_settings
 from trainer.runs import flat
 from trainer.targets import editions
 
@@ -85,7 +85,7 @@ class Finished(NamedTuple):
     @property
     def settings(self) -> dict[str, Any]:
         """Settings that may change the result, except seeds, by dotted name."""
-        found = {name: value for name, value in flat(decisive(self.config)) if name.rpartition(".")[2] != "seed"}
+        found = {name: value for name, value in flat(result_settings(self.config)) if name.rpartition(".")[2] != "seed"}
         return {**found, "cluster.workers": self.summary["workers"]}
 
 

@@ -49,8 +49,8 @@ def _costs(workers: int, network: str) -> schedules.MethodCosts:
 
 def _tuned(profile: Profile, costs: schedules.MethodCosts) -> Timeline:
     """Buckets during the backward pass, with the best of the bucket sizes that DeAR can use."""
-    sizes = (partial(schedules.per_size, size) for size in schedules.SWEPT_MB)
-    return min((schedules.beside_backward(cut, profile, costs) for cut in sizes), key=lambda found: found.seconds)
+    sizes = (partial(schedules.groups_by_size, size) for size in schedules.SWEPT_MB)
+    return min((schedules.overlapping_backward(cut, profile, costs) for cut in sizes), key=lambda found: found.seconds)
 
 
 SCHEDULES: Mapping[str, schedules.Predict] = MappingProxyType(
@@ -153,7 +153,7 @@ def _curve(profile: Profile, costs: schedules.MethodCosts) -> Curve:
     """Seconds of an iteration by group size in MB."""
 
     def seconds(megabytes: float) -> float:
-        found = schedules.beside_both(megabytes, profile, costs)
+        found = schedules.overlapping_both(megabytes, profile, costs)
         assert found is not None
         return found.seconds
 

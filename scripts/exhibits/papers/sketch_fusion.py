@@ -50,9 +50,9 @@ def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple
         cost = schedules.MethodCosts.of(made, WORKERS, PRESETS[network], compressing).whole
         for model, profile in profiles.items():
             cuts = (
-                schedules.per_size(0, profile, cost),
-                schedules.per_size(schedules.BUCKET_MB, profile, cost),
-                schedules.per_size(float("inf"), profile, cost),
+                schedules.groups_by_size(0, profile, cost),
+                schedules.groups_by_size(schedules.BUCKET_MB, profile, cost),
+                schedules.groups_by_size(float("inf"), profile, cost),
                 schedules.fused(profile, cost),
             )
             alone = profile.forward + profile.backward + profile.update * sum(profile.entries)

@@ -26,7 +26,7 @@ __all__ = [
     "listen",
     "listen_as",
     "pick_device",
-    "what_a_restart_needs",
+    "restart_warning",
 ]
 
 
@@ -229,7 +229,7 @@ def find_secret(environment: Mapping[str, str]) -> str:
     return secret or environment.get("TORCHELASTIC_RUN_ID") or step.format_map(environment)
 
 
-def what_a_restart_needs(environment: Mapping[str, str], *, resumes: bool) -> str | None:
+def restart_warning(environment: Mapping[str, str], *, resumes: bool) -> str | None:
     """A warning if torchrun may restart the workers but the training would start from the beginning."""
     if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0 or resumes:
         return None

@@ -38,17 +38,17 @@ from spardl.basics.errors import (
 from spardl.basics.files import write_atomically
 
 __all__ = [
-    "ANY",
-    "ASKING",
-    "AskedToStopError",
-    "deferred",
-    "end_at_once",
+    "ALL_STOP_SIGNALS",
+    "STOP_SIGNALS",
+    "StopRequestedError",
+    "exit_now",
     "fault_of",
-    "leave",
-    "listening",
-    "reaping",
+    "handling_signals",
+    "interrupt_now",
+    "restore_sigchld",
     "run_each",
     "run_processes",
+    "signals_blocked",
 ]
 
 
@@ -56,9 +56,9 @@ __all__ = [
 
 
 # Stop requests of a scheduler or a closed terminal.
-ASKING = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
+STOP_SIGNALS = frozenset({signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP})
 # All stop requests, including Ctrl-C.
-ANY = ASKING | {signal.SIGINT}
+ALL_STOP_SIGNALS = STOP_SIGNALS | {signal.SIGINT}
 # Signals that stay ignored if the parent ignores them, as nohup and shells with background jobs do.
 _INHERITED = frozenset({signal.SIGHUP, signal.SIGINT})
 
@@ -67,18 +67,18 @@ _INHERITED = frozenset({signal.SIGHUP, signal.SIGINT})
 _ECHO = 1.0
 
 
-class AskedToStopError(KeyboardInterrupt):
+class StopRequestedError(KeyboardInterrupt):
     """A stop request arrived before the workers were started."""
 
 
-def end_at_once() -> NoReturn:
+def interrupt_now() -> NoReturn:
     """Raises ``KeyboardInterrupt``, as a second stop request does."""
     raise KeyboardInterrupt
 
 
 @contextmanager
-def listening(
-    ask: Callable[[], bool], again: Callable[[], None], signals: Collection[signal.Signals] = ANY
+def handling_signals(
+    ask: Callable[[], bool], again: Callable[[], None], signals: Collection[signal.Signals] = ALL_STOP_SIGNALS
 ) -> Iterator[list[int]]:
     """Handles stop signals inside the ``with`` block; call it in the main thread.
 
@@ -101,7 +101,7 @@ def listening(
 
     ignored = {signum for signum in _INHERITED if signal.getsignal(signum) == signal.SIG_IGN}
     before = {signum: signal.signal(signum, handle) for signum in {*signals} - ignored}
-    unblocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, ANY)
+    unblocked = signal.pthread_sigmask(signal.SIG_UNBLOCK, ALL_STOP_SIGNALS)
     try:
         yield received
     finally:
@@ -111,16 +111,16 @@ def listening(
 
 
 @contextmanager
-def deferred() -> Iterator[None]:
+def signals_blocked() -> Iterator[None]:
     """Blocks stop signals inside the ``with`` block, in this process and its forks, until they are handled."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, ANY)
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_STOP_SIGNALS)
     try:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def reaping() -> None:
+def restore_sigchld() -> None:
     """Restores the default action of SIGCHLD if the parent process ignored it; call it in the main thread.
 
     While SIGCHLD is ignored, the kernel discards the exit codes of child processes. ``multiprocessing`` then treats a
@@ -188,14 +188,14 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
     steps = RawArray("q", count)
     lifeline, held = os.pipe()
     children: list[_Child] = []
-    reaping()
+    restore_sigchld()
     sys.stdout.flush()
     sys.stderr.flush()
     patience = _ORPHANED if stops else 0.0
     passing: AbstractContextManager[list[int]] = _forwarding_signals(children) if stops else nullcontext([])
     try:
         with passing as received:
-            waiting: AbstractContextManager[None] = deferred() if stops else nullcontext()
+            waiting: AbstractContextManager[None] = signals_blocked() if stops else nullcontext()
             with waiting, _explaining_limits(children, count):
                 # Extended one by one, so that an interruption finds every started process.
                 children.extend(_start(rank, target, folder, steps, lifeline, held, patience) for rank in range(count))
@@ -232,7 +232,7 @@ def _forwarding_signals(children: Sequence[_Child]) -> Iterator[list[int]]:
             os.write(2, b"\nstopping: workers finish the step and save; press Ctrl-C again to end them at once\n")
         return len(asked) > 1
 
-    with listening(ask, end_at_once) as received:
+    with handling_signals(ask, interrupt_now) as received:
         yield received
 
 
@@ -261,7 +261,7 @@ def run_each(
     steps = RawArray("q", count)
     lifeline, held = os.pipe()
     waiting, running = deque(range(count)), list[_Child]()
-    reaping()
+    restore_sigchld()
     sys.stdout.flush()
     sys.stderr.flush()
     try:
@@ -329,14 +329,14 @@ def _work(
     try:
         target(rank, heartbeat)
     except _Stopped:
-        leave(1)
+        exit_now(1)
     except StoppedError as stopped:
         _send(report, stopped)
-        leave(0)
+        exit_now(0)
     except Exception as error:
         _send(report, fault_of(error, rank, folder))
-        leave(1)
-    leave(0)
+        exit_now(1)
+    exit_now(0)
 
 
 def _send(report: Connection, fault: SpardlError) -> None:
@@ -348,7 +348,7 @@ def _stop(signum: int, frame: FrameType | None) -> None:
     raise _Stopped
 
 
-def leave(code: int) -> NoReturn:
+def exit_now(code: int) -> NoReturn:
     """Ends this process without interpreter shutdown, in which some libraries hang."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # the reader may have ended

@@ -16,7 +16,7 @@ import torch.distributed as dist
 
 from spardl.clusters.workers.membership import listen_as
 
-__all__ = ["end_when_silent", "hold_store"]
+__all__ = ["enable_keepalive", "hold_store"]
 
 
 # Keepalive probes within the allowed silence.
@@ -25,7 +25,7 @@ _PROBES = 3
 _LONGEST = 32767
 
 
-def end_when_silent(port: int, seconds: float) -> None:
+def enable_keepalive(port: int, seconds: float) -> None:
     """Makes the kernel close this process's connections to a port when the remote machine stops answering.
 
     A wait for the store then fails instead of hanging. The timeouts of torch do not cover this: the store itself

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Program, Team
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot
@@ -57,7 +57,7 @@ def recursive_doubling(team: Team, own: SparseVector, target: Target) -> Program
     Returns:
         The sum, bit-identical on all members.
     """
-    merged, courier = own, Courier.of(target.accumulated)
+    merged, courier = own, BlockExchange.of(target.accumulated)
     for level in range((team.size - 1).bit_length()):
         partner = team.members[team.position ^ (1 << level)]
         arrived = yield from courier.exchange(partner, merged, target.slot, partner, target.slot)

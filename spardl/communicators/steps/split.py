@@ -14,7 +14,7 @@ from itertools import accumulate
 
 import torch
 
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Bounds, Cost, Exchange, Phase, Program, Receive, Send, Team, log2_ceil
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, merge
@@ -37,7 +37,7 @@ def equal_regions(length: int, count: int) -> list[int]:
 
 
 def split_and_reduce(
-    team: Team, own: SparseVector, borders: Sequence[int], bucket: int, courier: Courier
+    team: Team, own: SparseVector, borders: Sequence[int], bucket: int, courier: BlockExchange
 ) -> Program[SparseVector]:
     """Sums each region of a sparse vector at its owner.
 
@@ -82,7 +82,7 @@ def swap_words(workers: int) -> int:
 
 
 def _bucket_exchange(
-    team: Team, regions: Sequence[SparseVector], offsets: Sequence[int], coming: Sequence[Slot], courier: Courier
+    team: Team, regions: Sequence[SparseVector], offsets: Sequence[int], coming: Sequence[Slot], courier: BlockExchange
 ) -> Exchange:
     sends = []
     for offset in offsets:
@@ -133,7 +133,7 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
 # worker sends only the entries outside its new block.
 
 
-def balance(team: Team, own: SparseVector, counts: Sequence[int], courier: Courier) -> Program[SparseVector]:
+def balance(team: Team, own: SparseVector, counts: Sequence[int], courier: BlockExchange) -> Program[SparseVector]:
     """Redistributes the entries of all members, in the same order, into nearly equal blocks.
 
     Args:

@@ -16,7 +16,7 @@ from spardl.vector.packing import Slot, message_words
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Form
 
-__all__ = ["Courier", "Use", "all_gather", "all_gather_around", "all_gather_counts"]
+__all__ = ["BlockExchange", "Use", "all_gather", "all_gather_around", "all_gather_counts"]
 
 
 # All-gather in ceil(log2 m) rounds for any number of workers.
@@ -111,7 +111,7 @@ def _sums_of_two(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return tuple(accumulate(sizes * 2, initial=0))
 
 
-class Courier(NamedTuple):
+class BlockExchange(NamedTuple):
     """Transport of sparse vectors.
 
     Attributes:
@@ -121,7 +121,7 @@ class Courier(NamedTuple):
     form: Form
 
     @classmethod
-    def of(cls, accumulated: Accumulator) -> Courier:
+    def of(cls, accumulated: Accumulator) -> BlockExchange:
         """Transport for entries that are taken from a worker's vector, ``accumulated``."""
         return cls(accumulated.form)
 

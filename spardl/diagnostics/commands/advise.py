@@ -13,8 +13,8 @@ import torch
 
 from spardl.clusters.network import parse_network
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.choosing import DENSE, METHODS, PATIENCE, Compressing, measured
-from spardl.diagnostics.choosing import advise as advised
+from spardl.diagnostics.advice import DENSE, METHODS, PATIENCE, Compressing, measured_compression
+from spardl.diagnostics.advice import advise as advised
 from spardl.diagnostics.commands import network_option, workers_option
 
 __all__ = ["advise", "with_progress"]
@@ -47,7 +47,7 @@ def advise(profile: Path, network: str, workers: int, compute: float | None, den
     if workers > 1:
         _warn_if_busy()
         count = sum(len(options(workers, density)) for name, options in METHODS.items() if name != DENSE)
-        compressing = with_progress(measured(workers, torch.device("cpu"), found.layout), count)
+        compressing = with_progress(measured_compression(workers, torch.device("cpu"), found.layout), count)
     click.echo(advised(found, link, workers, compute_seconds=compute, density=density, compressing=compressing))
 
 

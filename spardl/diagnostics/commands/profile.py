@@ -21,7 +21,7 @@ from spardl.basics.errors import ConfigError, SpardlError, first_line
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline.measure import measure
 
-__all__ = ["SOURCES", "Job", "Sizes", "Source", "from_function", "made", "profile", "profile_command"]
+__all__ = ["SOURCES", "Job", "Sizes", "Source", "from_function", "make_job", "profile", "profile_command"]
 
 
 # What can be profiled: a model of a library, or the model that a user's function returns, with a batch and a loss.
@@ -86,7 +86,7 @@ SOURCES: Mapping[str, Source] = MappingProxyType({"torchvision": from_torchvisio
 """Libraries of models, by the prefix in front of the colon."""
 
 
-def made(model: str, sizes: Sizes, sources: Mapping[str, Source]) -> Job:
+def make_job(model: str, sizes: Sizes, sources: Mapping[str, Source]) -> Job:
     """Creates the job that the command line names.
 
     Args:
@@ -260,7 +260,7 @@ class _Options:
 def _measured(options: _Options, sources: Mapping[str, Source]) -> Profile:
     # Times depend on the data where operations skip work, so the data is the same in every run.
     torch.manual_seed(1)
-    job = made(options.model, options, sources)
+    job = make_job(options.model, options, sources)
     model = job.model.to(options.device).train()
     data = _moved(job.data, options.device)
     optimizer = _OPTIMIZERS[options.optimizer](model.parameters(), lr=_LEARNING_RATE)

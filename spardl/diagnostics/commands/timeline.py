@@ -25,7 +25,7 @@ from spardl.schedules.fusion import Linear
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-__all__ = ["chosen", "draw", "markdown", "timeline", "timeline_command"]
+__all__ = ["draw", "markdown", "parse_names", "timeline", "timeline_command"]
 
 
 # Gantt chart of timelines: per schedule one bar for compute and one for the network, on a common time axis.
@@ -132,7 +132,7 @@ Examples:
 """
 
 
-def chosen(text: str, known: Sequence[str], option: str) -> list[str]:
+def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
     """Splits a comma-separated list of names.
 
     Raises:
@@ -228,7 +228,10 @@ def timeline_command(
         Prints a table of seconds for each PROFILE, a file from spardl profile. The time of compression counts as 0
         unless --compression names a file.
         """
-        names, chosen_methods = chosen(schedules, tuple(SCHEDULES), "--schedules"), chosen(methods, known, "--methods")
+        names, chosen_methods = (
+            parse_names(schedules, tuple(SCHEDULES), "--schedules"),
+            parse_names(methods, known, "--methods"),
+        )
         link, title = parse_network(network, "--network"), f"{workers} workers, {network}"
         lines = read_compression(compression, workers) if compression else {}
         read = {str(each): Profile.read(each) for each in profiles}

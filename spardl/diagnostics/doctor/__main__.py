@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.diagnostics.cli import run
 from spardl.diagnostics.commands.doctor import doctor
 
 if __name__ == "__main__":
-    leave(run(doctor, sys.argv[1:], "spardl doctor"))
+    exit_now(run(doctor, sys.argv[1:], "spardl doctor"))

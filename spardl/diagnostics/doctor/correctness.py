@@ -227,7 +227,7 @@ def synchronize(cluster: Cluster, method: Method, steps: int) -> tuple[Tensor, T
         pairs = list(zip(cluster.local_workers, states, strict=True))
         for worker, state in pairs:
             method.accumulate(gradient_of(worker.rank, step, LAYOUT.length).to(cluster.device), state)
-        average = dense_of(cluster.run_aside([method.average(*pair) for pair in pairs])[0])
+        average = dense_of(cluster.run_uncounted([method.average(*pair) for pair in pairs])[0])
         sent += cluster.size * average.double()  # float64, so that this sum adds no rounding error
     return average, sent, states
 

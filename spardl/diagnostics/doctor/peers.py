@@ -61,7 +61,7 @@ def ring(rank: int, size: int, length: int, device: torch.device = _CPU) -> Prog
 
 def seconds(cluster: ProcessGroupCluster, program: Callable[[], Program[None]], times: int) -> list[float]:
     """Durations of a program's runs, without the first one, which opens connections."""
-    return [cluster.time_aside([program()])[0] for _ in range(times + 1)][1:]
+    return [cluster.time_uncounted([program()])[0] for _ in range(times + 1)][1:]
 
 
 # Timeout of a connection to another worker, and extra seconds for worker 0 to publish its result.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from spardl.clusters.workers.processes import leave
+from spardl.clusters.workers.processes import exit_now
 from spardl.diagnostics.thorough.outcome import Place, plain
 from spardl.diagnostics.thorough.running import all_checks
 
@@ -19,4 +19,4 @@ if __name__ == "__main__":
     outcome = check.run(Place(device, float(timeout), float(seconds)))
     result = {"verdict": outcome.verdict.value, "text": outcome.text, "figures": plain(outcome.figures)}
     Path(file).write_text(json.dumps(result), encoding="utf-8")
-    leave(0)
+    exit_now(0)

@@ -21,10 +21,10 @@ import torch
 
 from spardl.basics.files import write_atomically
 from spardl.diagnostics.doctor.board import Findings, Verdict, installed, nccl_version, versions
+from spardl.diagnostics.thorough.kernels import check_messages, check_selection, check_triton
 from spardl.diagnostics.thorough.laws import check_laws
 from spardl.diagnostics.thorough.loops import check_attach, check_waits
 from spardl.diagnostics.thorough.outcome import Outcome, Place, ok, plain, warned
-from spardl.diagnostics.thorough.twins import check_messages, check_selection, check_triton
 
 __all__ = ["FORMAT", "Check", "all_checks", "check_installation", "examine_thoroughly", "write_report"]
 

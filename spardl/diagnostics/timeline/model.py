@@ -39,14 +39,14 @@ __all__ = [
     "Timeline",
     "Work",
     "after_backward",
-    "beside_both",
     "fused",
+    "groups_by_size",
     "halves",
     "ideal",
     "ideal_halves",
     "in_backward",
     "in_halves",
-    "per_size",
+    "overlapping_both",
     "whole",
 ]
 
@@ -470,7 +470,7 @@ class MethodCosts:
         return MethodCosts(replace(self.whole, network=network, compression=compressing), split)
 
 
-def per_size(megabytes: float, profile: Profile, cost: GroupCost) -> list[Range]:
+def groups_by_size(megabytes: float, profile: Profile, cost: GroupCost) -> list[Range]:
     """Groups of limited size."""
     return by_size(profile.entries, megabytes * ENTRIES_PER_MB)
 
@@ -485,39 +485,41 @@ def fused(profile: Profile, cost: GroupCost) -> list[Range]:
     return optimal(profile.entries, profile.ready, cost.seconds)
 
 
-def at_the_end(profile: Profile, costs: MethodCosts) -> Timeline:
+def one_synchronization(profile: Profile, costs: MethodCosts) -> Timeline:
     """One synchronization after the backward pass."""
     return after_backward(profile, costs.whole)
 
 
-def beside_backward(cut: Callable[[Profile, GroupCost], list[Range]], profile: Profile, costs: MethodCosts) -> Timeline:
+def overlapping_backward(
+    cut: Callable[[Profile, GroupCost], list[Range]], profile: Profile, costs: MethodCosts
+) -> Timeline:
     """Groups that overlap the backward pass."""
     return in_backward(profile, cut(profile, costs.whole), costs.whole)
 
 
-def beside_both(megabytes: float, profile: Profile, costs: MethodCosts) -> Timeline | None:
+def overlapping_both(megabytes: float, profile: Profile, costs: MethodCosts) -> Timeline | None:
     """Halves that overlap both passes; ``None`` if the method cannot be split."""
     if not costs.split:
         return None
-    return in_halves(profile, per_size(megabytes, profile, costs.whole), *costs.split)
+    return in_halves(profile, groups_by_size(megabytes, profile, costs.whole), *costs.split)
 
 
 def beside_both_tuned(profile: Profile, costs: MethodCosts) -> Timeline | None:
     """The fastest of a sweep of group sizes."""
-    found = [timeline for size in SWEPT_MB if (timeline := beside_both(size, profile, costs))]
+    found = [timeline for size in SWEPT_MB if (timeline := overlapping_both(size, profile, costs))]
     return min(found, key=lambda timeline: timeline.seconds, default=None)
 
 
 Predict = Callable[[Profile, MethodCosts], Timeline | None]
 SCHEDULES: Mapping[str, Predict] = MappingProxyType(
     {
-        "after_backward": at_the_end,
-        "per_layer": partial(beside_backward, partial(per_size, 0)),
-        "wfbp": partial(beside_backward, partial(per_size, BUCKET_MB)),
-        "mg_wfbp": partial(beside_backward, merged),
-        "layer_fusion": partial(beside_backward, fused),
-        "dear_per_layer": partial(beside_both, 0),
-        "dear": partial(beside_both, BUCKET_MB),
+        "after_backward": one_synchronization,
+        "per_layer": partial(overlapping_backward, partial(groups_by_size, 0)),
+        "wfbp": partial(overlapping_backward, partial(groups_by_size, BUCKET_MB)),
+        "mg_wfbp": partial(overlapping_backward, merged),
+        "layer_fusion": partial(overlapping_backward, fused),
+        "dear_per_layer": partial(overlapping_both, 0),
+        "dear": partial(overlapping_both, BUCKET_MB),
         "dear_tuned": beside_both_tuned,
     }
 )

@@ -16,7 +16,7 @@ from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum
 from spardl.method.names import MethodName
-from spardl.schedules.plain import unwrapped
+from spardl.schedules.apply_update import unwrap
 
 __all__ = ["attach"]
 
@@ -58,7 +58,7 @@ def attach(
             "attach() needs the optimizer, because this method averages its updates; add optimizer=optimizer (as "
             'returned by accelerator.prepare()), or recipe="published" to average gradients'
         )
-    handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped(optimizer), **options)
+    handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrap(optimizer), **options)
     # Identifies the model: the accelerator may wrap or unwrap it later.
     first = next(model.parameters())
 

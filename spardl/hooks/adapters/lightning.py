@@ -18,10 +18,10 @@ from spardl.basics.errors import ConfigError
 from spardl.hooks.adapters.states import distributed, load_state, method_of, save_state, state_file
 from spardl.hooks.hook import Hook, attach
 from spardl.method.method import Method
-from spardl.method.moving import definite
+from spardl.method.moving import resolve_momentum
 from spardl.method.names import MethodName
 from spardl.schedules import Dear
-from spardl.schedules.plain import unwrapped
+from spardl.schedules.apply_update import unwrap
 
 __all__ = ["SpardlStrategy"]
 
@@ -99,9 +99,9 @@ class SpardlStrategy(DDPStrategy):
         Raises:
             ConfigError: if the method averages updates, but there are several optimizers or the trainer clips.
         """
-        optimizers = [unwrapped(each) for each in self.optimizers]
+        optimizers = [unwrap(each) for each in self.optimizers]
         method = method_of(self._method, self._options)
-        moved = any(definite(method, each).momentum.moved for each in optimizers)
+        moved = any(resolve_momentum(method, each).momentum.moved for each in optimizers)
         if moved and len(optimizers) > 1:
             raise ConfigError(
                 f"this method averages the updates of one optimizer, but configure_optimizers() returned "

@@ -13,9 +13,9 @@ from spardl.basics.errors import ConfigError
 from spardl.hooks.adapters.states import distributed, load_state, method_of, save_state
 from spardl.hooks.hook import Hook, attach
 from spardl.method.method import Method
-from spardl.method.moving import definite
+from spardl.method.moving import resolve_momentum
 from spardl.method.names import MethodName
-from spardl.schedules.plain import unwrapped
+from spardl.schedules.apply_update import unwrap
 
 __all__ = ["SpardlCallback", "attach_trainer"]
 
@@ -77,7 +77,7 @@ class SpardlCallback(TrainerCallback):
             raise ConfigError("attach_trainer() does not work in hyperparameter_search(); call train() for each trial")
         self._restore()  # auto_find_batch_size begins again after a failure
         model = distributed(self._trainer.model_wrapped, "torchrun --nproc-per-node N")
-        optimizer = unwrapped(self._trainer.optimizer)
+        optimizer = unwrap(self._trainer.optimizer)
         if self.handle is not None and self._attached != (model, optimizer):
             self.handle.detach()
             self.handle = None
@@ -96,7 +96,7 @@ class SpardlCallback(TrainerCallback):
 
     def _update_options(self, optimizer: torch.optim.Optimizer | None, args: TrainingArguments) -> dict[str, Any]:
         """Returns optimizer and gradient limit for a method that averages updates; nothing for other methods."""
-        if not definite(method_of(self._method, self._options), optimizer).momentum.moved:
+        if not resolve_momentum(method_of(self._method, self._options), optimizer).momentum.moved:
             return {}
         return {"optimizer": optimizer, "clip_norm": args.max_grad_norm or None}
 

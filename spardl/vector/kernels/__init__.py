@@ -16,7 +16,7 @@ from typing import Any
 from torch import Tensor
 
 from spardl.basics.errors import ConfigError
-from spardl.basics.files import own_temporary_folder
+from spardl.basics.files import private_temporary_folder
 
 __all__ = ["compiled", "njit", "runs_triton"]
 
@@ -75,7 +75,7 @@ def njit(**options: Any) -> Callable[[Any], Any]:
 @lru_cache
 def _fallback_cache() -> str | None:
     """Fallback cache directory of the kernels, if any; warns once, in one process per machine."""
-    private = own_temporary_folder()
+    private = private_temporary_folder()
     folder = str(private / "numba") if private else None
     where = f"the kernels are cached in {folder}" if folder else "every process compiles the kernels for itself"
     if os.environ.get("LOCAL_RANK", "0") == "0":

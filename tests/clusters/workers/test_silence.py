@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from spardl.clusters.workers.store import end_when_silent
-from tests import labs
+from spardl.clusters.workers.store import enable_keepalive
+from tests.support import labs
 
 LIMITS = {socket.TCP_KEEPIDLE: 3, socket.TCP_KEEPINTVL: 3, socket.TCP_KEEPCNT: 3, socket.TCP_USER_TIMEOUT: 9000}
 NO_LIMIT = 0
@@ -31,7 +31,7 @@ def patience(one: socket.socket) -> int:
 def test_only_connections_to_the_port_are_limited() -> None:
     before = [*Path("/dev/fd").iterdir()]
     with connected() as (ours, theirs, port), connected() as (other, _, _):
-        end_when_silent(port, 9.2)
+        enable_keepalive(port, 9.2)
         assert {option: ours.getsockopt(socket.IPPROTO_TCP, option) for option in LIMITS} == LIMITS
         assert ours.getsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE) == 1
         assert patience(theirs) == patience(other) == NO_LIMIT
@@ -43,7 +43,7 @@ def test_only_connections_to_the_port_are_limited() -> None:
 @pytest.mark.parametrize(("seconds", "expected"), [(0.01, 1000), (1e9, 32767000)])
 def test_what_the_kernel_does_not_take(seconds: float, expected: int) -> None:
     with connected() as (ours, _, port):
-        end_when_silent(port, seconds)
+        enable_keepalive(port, seconds)
         assert patience(ours) == expected
 
 

@@ -11,18 +11,18 @@ from hypothesis import strategies as st
 
 from spardl.clusters import SimulatedCluster
 from spardl.communicators.steps.split import balance
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Worker, whole_team
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Typed
-from tests.harness import NETWORK
+from tests.support.harness import NETWORK
 
 
 def balanced(blocks: list[SparseVector]) -> tuple[list[SparseVector], SimulatedCluster]:
     size = len(blocks)
     cluster = SimulatedCluster(size, NETWORK, count_local=False)
     counts = [len(block) for block in blocks]
-    courier = Courier(Typed(blocks[0].values.dtype, blocks[0].values.dtype))
+    courier = BlockExchange(Typed(blocks[0].values.dtype, blocks[0].values.dtype))
     programs = [balance(whole_team(Worker(rank, size)), block, counts, courier) for rank, block in enumerate(blocks)]
     return cluster.run(programs), cluster
 

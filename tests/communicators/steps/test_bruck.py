@@ -10,7 +10,7 @@ import torch
 from spardl.clusters import SimulatedCluster
 from spardl.communicators.steps.transfer import all_gather, all_gather_around
 from spardl.protocol.programs import Exchange, Program, Team, Worker, whole_team
-from tests.harness import NETWORK
+from tests.support.harness import NETWORK
 
 
 @pytest.mark.parametrize("workers", [*range(1, 18), 33])

@@ -13,7 +13,7 @@ from spardl.vector.accumulator import Accumulator
 from spardl.vector.packing import Slot
 from spardl.vector.selection import top_k
 from spardl.vector.sparse import SparseVector
-from tests.harness import NETWORK, same_bits
+from tests.support.harness import NETWORK, same_bits
 
 
 def sparse(entries: dict[int, float], length: int) -> SparseVector:

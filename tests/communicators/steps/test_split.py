@@ -9,11 +9,11 @@ import torch
 
 from spardl.clusters import Ledger, SimulatedCluster
 from spardl.communicators.steps.split import equal_regions, split_and_reduce, swap_counts
-from spardl.communicators.steps.transfer import Courier
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Program, Worker, whole_team
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Typed
-from tests.harness import NETWORK
+from tests.support.harness import NETWORK
 
 SIZES = [1, 2, 3, 4, 5, 7, 8, 13, 16]
 
@@ -45,7 +45,7 @@ def test_each_owner_gets_the_sum_of_its_region(size: int, bucket: int) -> None:
     def program(rank: int) -> Program[SparseVector]:
         indices = dense[rank].nonzero().squeeze(1)
         own = SparseVector(indices, dense[rank, indices], length)
-        courier = Courier(Typed(torch.float64, torch.float64))
+        courier = BlockExchange(Typed(torch.float64, torch.float64))
         return split_and_reduce(whole_team(Worker(rank, size)), own, borders, bucket, courier)
 
     cluster = SimulatedCluster(size, NETWORK, count_local=False)

@@ -13,8 +13,8 @@ import pytest
 from spardl.clusters.workers.membership import Membership
 from spardl.diagnostics.cli import run
 from spardl.diagnostics.commands.doctor import doctor as command
-from tests.driver import STARTED_BY
-from tests.labs import ROOT
+from tests.support.driver import STARTED_BY
+from tests.support.labs import ROOT
 
 LATER = (
     "correctness.check_spardl",

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from spardl.diagnostics.doctor.board import Board
 from tests.diagnostics.doctor.common import LATER, Collected, Doctor, examined, member
-from tests.driver import STARTED_BY
+from tests.support.driver import STARTED_BY
 
 
 @pytest.fixture

@@ -20,7 +20,7 @@ from spardl.method.residuals import GlobalResidual
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.sparse import SparseVector
 from tests.diagnostics.doctor.common import Collected, Doctor
-from tests.harness import run_workers
+from tests.support.harness import run_workers
 
 
 def _verdict(check: str, *more: bool) -> Callable[[ProcessGroupCluster], tuple[int, list[str]]]:

@@ -13,7 +13,7 @@ import pytest
 from scripts.labs.first_process import tool
 from spardl.clusters import parse_network
 from tests.diagnostics.doctor.common import lines
-from tests.labs import in_a_lab, lab
+from tests.support.labs import in_a_lab, lab
 
 
 def in_lab(script: str, *options: str, workers: int = 4) -> subprocess.CompletedProcess[str]:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from spardl.clusters import Network, ProcessGroupCluster
 from spardl.diagnostics.doctor import board, links
 from tests.diagnostics.doctor.common import Doctor, lines
-from tests.harness import run_workers
+from tests.support.harness import run_workers
 
 
 @given(hosts=st.lists(st.sampled_from("abcdef"), min_size=2, max_size=12))

@@ -19,7 +19,7 @@ from spardl.clusters import ProcessGroupCluster, parse_network
 from spardl.diagnostics.doctor import board
 from spardl.diagnostics.doctor.examination import TimeBudget, run_stages
 from tests.diagnostics.doctor.common import Collected, Doctor, lines, local
-from tests.driver import command
+from tests.support.driver import command
 
 
 @pytest.mark.timeout(60)

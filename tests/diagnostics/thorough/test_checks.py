@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from spardl.diagnostics.doctor.board import Verdict
-from spardl.diagnostics.thorough import laws, loops, twins
+from spardl.diagnostics.thorough import kernels, laws, loops
 from spardl.diagnostics.thorough.outcome import Outcome, Place, backend_of
 from spardl.method.recipes import make_method
 from spardl.method.residuals import GlobalResidual
@@ -117,20 +117,20 @@ def _kernel(flaw: str) -> Any:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_deviating_kernel_is_found(flaw: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "spardl.vector.kernels.gpu", _kernel(flaw))
-    monkeypatch.setattr(twins, "_SMALL_SIZES", (1, 1000))
-    monkeypatch.setattr(twins, "find_spec", lambda name: True)
-    outcome = twins.check_triton(dtype)(HERE)
+    monkeypatch.setattr(kernels, "_SMALL_SIZES", (1, 1000))
+    monkeypatch.setattr(kernels, "find_spec", lambda name: True)
+    outcome = kernels.check_triton(dtype)(HERE)
     said(outcome, Verdict.FAILED if flaw else Verdict.OK, f"{flaw} of 1" if flaw else "in all 30 cases")
 
 
 def test_without_triton_there_is_nothing_to_check(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "find_spec", lambda name: None)
-    said(twins.check_triton(torch.float32)(HERE), Verdict.FAILED, "triton is not installed; pip install triton")
+    monkeypatch.setattr(kernels, "find_spec", lambda name: None)
+    said(kernels.check_triton(torch.float32)(HERE), Verdict.FAILED, "triton is not installed; pip install triton")
 
 
 def test_vectors_cover_critical_values() -> None:
     for dtype in (torch.float32, torch.bfloat16, torch.float64):
-        kinds = twins.vectors(1000, dtype)
+        kinds = kernels.vectors(1000, dtype)
         assert all(values.dtype == dtype and len(values) == 1000 for values in kinds.values())
         assert kinds["infinite"].isinf().sum() == 13
         assert kinds["zeros"].signbit().sum() == 500
@@ -139,8 +139,8 @@ def test_vectors_cover_critical_values() -> None:
 
 
 def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "_SMALL_SIZES", (1, 1000))
-    said(twins.check_messages(HERE), Verdict.OK, "in all 24 cases")
+    monkeypatch.setattr(kernels, "_SMALL_SIZES", (1, 1000))
+    said(kernels.check_messages(HERE), Verdict.OK, "in all 24 cases")
     own = packing._encode
 
     def damaged(indices: Tensor, slot: packing.Slot, out: Tensor) -> None:
@@ -149,7 +149,7 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(packing, "_encode", damaged)
     said(
-        twins.check_messages(HERE),
+        kernels.check_messages(HERE),
         Verdict.FAILED,
         "messages: the messages of 1 normal entries, float32, differ from the CPU kernels",
     )
@@ -159,7 +159,7 @@ def test_messages(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_selection_is_compared_with_a_copy() -> None:
-    outcome = twins.check_selection(20_000)(HERE)
+    outcome = kernels.check_selection(20_000)(HERE)
     figures = outcome.figures
     assert (figures["entries"], figures["kept"], figures["turns"]) == (20_000, 200, 50)
     assert min(figures["select"], figures["copy"], figures["topk"]) > 0
@@ -168,7 +168,7 @@ def test_selection_is_compared_with_a_copy() -> None:
 
 def test_what_takes_too_long_is_timed_once() -> None:
     turns = []
-    assert len(twins._timed(Place("cpu", 1, 0), lambda: turns.append(1))) == len(turns) == 1
+    assert len(kernels._timed(Place("cpu", 1, 0), lambda: turns.append(1))) == len(turns) == 1
 
 
 @pytest.mark.parametrize(
@@ -180,12 +180,12 @@ def test_what_takes_too_long_is_timed_once() -> None:
     ],
 )
 def test_selection_is_judged(select: float, turns: int, verdict: Verdict, text: str) -> None:
-    said(twins._verdict("x", HERE, {"select": select, "copy": 1.0, "topk": 9.0, "turns": turns}), verdict, text)
+    said(kernels._verdict("x", HERE, {"select": select, "copy": 1.0, "topk": 9.0, "turns": turns}), verdict, text)
 
 
 def test_vector_beyond_memory_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(twins, "_free_bytes", lambda place: 3_000_000_000)
-    said(twins.check_selection(133_000_000)(HERE), Verdict.WARNING, "skipped, because it needs 4.3 GB of memory")
+    monkeypatch.setattr(kernels, "_free_bytes", lambda place: 3_000_000_000)
+    said(kernels.check_selection(133_000_000)(HERE), Verdict.WARNING, "skipped, because it needs 4.3 GB of memory")
 
 
 # --- attach

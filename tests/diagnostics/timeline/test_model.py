@@ -136,7 +136,7 @@ def update_of(profile: Profile) -> float:
 
 
 @given(cases())
-def test_lanes_work_on_one_thing_at_a_time_and_on_everything_once(case: Any) -> None:
+def test_lanes_run_every_item_once_and_serially(case: Any) -> None:
     profile, groups, first, second = case
     sizes = [sum(profile.entries[slice(*group)]) for group in groups]
     network = sum(first(size).seconds for size in sizes)
@@ -180,7 +180,7 @@ def test_overlap_without_start_up_is_never_worse_than_none(case: Any) -> None:
 
 
 @given(cases())
-def test_halves_are_never_worse_than_second_halves_without_overlap(case: Any) -> None:
+def test_halves_beat_second_halves_without_overlap(case: Any) -> None:
     profile, groups, first, second = case
     gathers = sum(second(sum(profile.entries[slice(*group)])).seconds for group in groups)
     found = in_halves(profile, groups, first, second)

@@ -176,7 +176,7 @@ def test_symlink_to_a_checkpoint_and_reload_within_a_fit(tmp_path: Path) -> None
                 if trainer.current_epoch == 1:
                     path = str(tmp_path / "search.ckpt")
                     trainer.save_checkpoint(path)
-                    for residual in trainer.strategy.handle._averager.engine.carried.residuals():
+                    for residual in trainer.strategy.handle._averager.engine.gradient_state.residuals():
                         residual.add_(1.0)
                     trainer.strategy.load_checkpoint(path)
                     trainer.strategy.remove_checkpoint(path)

@@ -102,7 +102,7 @@ def test_a_failed_download_is_told_in_one_line(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(("load", "name", "classes"), [(cifar10, "cifar10", 10), (cifar100, "cifar100", 100)])
-def test_the_stand_in_has_the_shapes_of_the_original_and_says_what_it_is(load, name, classes):
+def test_placeholder_data_has_original_shapes(load, name, classes):
     dataset = load("/nowhere", stand_in=True)
     assert (len(dataset.train), len(dataset.test)) == (50_000, 10_000)
     assert (dataset.name, dataset.num_classes, dataset.in_channels, dataset.image_size) == (name, classes, 3, 32)

@@ -76,7 +76,7 @@ def test_a_quarter_is_to_test_and_the_split_follows_its_seed(published):
     assert len({load(published, split_seed=seed).test.labels.item() for seed in range(8)}) > 1
 
 
-def test_training_pictures_are_normalised_shifted_and_mirrored_test_pictures_only_normalised(published):
+def test_only_training_pictures_are_augmented(published):
     dataset = load(published)
     images = dataset.train.batch(torch.arange(3), None)["images"]
     assert images.mean(dim=(0, 2, 3)).abs().max() < 1e-4
@@ -107,7 +107,7 @@ def test_montages_come_from_the_cache_until_a_picture_changes(published):
     assert by_price(load(published))[PRICES[0]][:, 7, 0].tolist() == [9, 9, 9]
 
 
-def test_the_folder_may_be_called_as_published_and_shrunk_copies_say_so(tmp_path):
+def test_published_and_shrunk_folder_names(tmp_path):
     shrunk = write_houses(tmp_path / "data" / "houses-64", suffix=".webp")
     assert "shrunk to 64x64" in load(shrunk).caveat
     assert load(write_houses(tmp_path / "data" / "Houses Dataset", suffix=".jpg")).caveat is None
@@ -175,7 +175,7 @@ def test_sizes_that_cannot_be_halved_are_refused(size):
         houses("/nowhere", image_size=size, stand_in=True)
 
 
-def test_the_stand_in_has_the_shapes_of_the_original_and_says_what_it_is():
+def test_placeholder_data_has_original_shapes():
     dataset = houses("/nowhere", stand_in=True)
     assert (len(dataset.train), len(dataset.test)) == (401, 134)
     assert dataset.train.images.shape == (401, 3, 64, 64)

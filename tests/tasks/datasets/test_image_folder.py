@@ -177,7 +177,7 @@ def test_options_out_of_range_are_refused(option):
         imagenet("/nowhere", **{option: 0})
 
 
-def test_the_stand_in_has_the_shapes_of_the_original_and_says_what_it_is():
+def test_placeholder_data_has_original_shapes():
     dataset = imagenet("/nowhere", stand_in=True)
     assert (len(dataset.train), len(dataset.test), dataset.num_classes) == (1_281_167, 50_000, 1000)
     assert dataset.test.batch(torch.tensor([49_999]), None)["images"].shape == (1, 3, 224, 224)

@@ -42,13 +42,13 @@ def test_every_process_gets_the_same_ids(pydocs):
     assert {*runs, hashlib.sha256(data).hexdigest()} == {runs[0]}
 
 
-def test_training_repeated_in_one_process_gives_the_same_vocabulary():
+def test_vocabulary_training_is_repeatable():
     texts = [" ".join(document) for document in paragraphs_of(module._topics())]
     vocabularies = [train_wordpiece(texts, 1500).get_vocab() for _ in range(4)]
     assert vocabularies.count(vocabularies[0]) == 4
 
 
-def test_vocabulary_has_the_size_asked_for_and_the_special_tokens_first(pydocs):
+def test_vocabulary_size_and_special_tokens(pydocs):
     assert pydocs.vocab_size == 2000
     vocabulary = train_wordpiece(["ab abc ab", "b ab"], 50).get_vocab()
     assert [vocabulary[name] for name in pydocs.special.NAMES] == [0, 1, 2, 3, 4]

@@ -30,7 +30,7 @@ def test_sizes(dataset):
     assert dataset.caveat is None
 
 
-def test_no_angle_is_the_picture_and_a_quarter_is_counter_clockwise():
+def test_rotation_is_counter_clockwise():
     picture = torch.rand(1, 2, 8, 8)
     assert torch.allclose(_turn(picture, torch.tensor([0.0]), 8), picture, atol=1e-5)
     assert torch.allclose(_turn(picture, torch.tensor([90.0]), 8), picture.rot90(1, (2, 3)), atol=1e-5)

@@ -50,7 +50,7 @@ def test_chance_comes_from_the_generator_only(split):
     assert torch.equal(before, torch.get_rng_state())
 
 
-def test_without_shifts_and_mirrors_training_pictures_are_as_they_are(split):
+def test_training_pictures_without_augmentation(split):
     plain = dataclasses.replace(split, padding=0, flip=False)
     indices = torch.arange(20)
     assert torch.equal(plain.batch(indices, seeded(1))["images"], split.batch(indices, None)["images"])

@@ -17,7 +17,7 @@ def test_tokens_are_uniform_and_no_special_ones():
     assert not torch.equal(text.train.tokens[:100], text.test.tokens[:100])
 
 
-def test_the_same_seed_gives_the_same_tokens_and_no_other_generator_is_used():
+def test_seed_determines_tokens():
     before = torch.get_rng_state()
     one, same, other = (synthetic_tokens(tokens=20_000, seed=seed) for seed in (0, 0, 1))
     assert torch.equal(before, torch.get_rng_state())
@@ -29,7 +29,7 @@ def test_it_says_that_it_is_random():
     assert "losses mean nothing" in synthetic_tokens(tokens=10).caveat
 
 
-def test_however_short_it_makes_sequences_that_are_almost_all_full():
+def test_short_sequences_are_almost_full():
     text = synthetic_tokens(tokens=10)
     pairs = SentencePairs(text.train, text.vocab_size, text.special, seq_len=64)
     batch = pairs.batch(torch.arange(len(pairs)), None)

@@ -33,7 +33,7 @@ def test_blank_lines_end_documents():
     assert list(documents_of([])) == []
 
 
-def test_every_file_below_the_folder_is_read_and_a_tenth_held_out(small):
+def test_all_files_are_read_and_a_tenth_held_out(small):
     text = load(small)
     assert (text.name, text.vocab_size, text.caveat) == ("wikipedia", len(PIECES), None)
     assert (len(text.train.documents) - 1, len(text.test.documents) - 1) == (18, 2)

@@ -58,7 +58,7 @@ def test_words_of_running_text():
     assert words_of("Don't -- it's 'Good', 10/10!") == ["don't", "it's", "good", "10", "10"]
 
 
-def test_characters_of_a_line_keep_the_mark_of_an_unknown_word_whole():
+def test_characters_keep_unknown_mark_whole():
     assert characters_of("A <b> <unk>.") == ["A", " ", "<", "b", ">", " ", "<unk>", "."]
     assert characters_of("") == []
 

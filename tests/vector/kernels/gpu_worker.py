@@ -68,14 +68,14 @@ def step_of_finder(
     memory: Tensor, gradient: Tensor, starts: Sequence[int], stops: Sequence[int], bound: float, wanted: int
 ) -> tuple[Tensor, list[int], list[int], list[int]]:
     """The memory after a gradient was added; how many were listed of each range; the largest; and among how many."""
-    from spardl.vector.layout import Part
-    from spardl.vector.selection import GpuFinder, Ranges
+    from spardl.vector.layout import Range
+    from spardl.vector.selection import GpuFinder, ListingRanges
 
     values, more = (each.to("cuda" if has_gpu() else "cpu", copy=True) for each in (memory, gradient))
     finder, count = GpuFinder(), len(starts)
     bounds, rooms = torch.full((count,), bound, dtype=memory.dtype), np.full(count, 64)
-    counts = finder.add(values, more, Ranges(np.array(starts), np.array(stops), bounds, rooms))
-    parts = [Part(start, stop, wanted) for start, stop in zip(starts, stops, strict=True)]
+    counts = finder.add(values, more, ListingRanges(np.array(starts), np.array(stops), bounds, rooms))
+    parts = [Range(start, stop, wanted) for start, stop in zip(starts, stops, strict=True)]
     found = finder.largest(values, parts, [])
     return values.cpu(), counts.tolist(), found.positions.tolist(), found.looked.tolist()
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.vector.layout import Part
+from spardl.vector.layout import Range
 from tests.vector.kernels.gpu_worker import (
     add_and_list,
     compile_for_hopper,
@@ -198,7 +198,7 @@ def test_compiles_for_a_gpu_as_meant(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_chunks_are_looked_at_all_at_once_and_other_ranges_listed(call: Call, dtype: torch.dtype) -> None:
+def test_chunks_are_scanned_together(call: Call, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(3)
     memory, gradient = torch.randn(2, 220, generator=generator).to(dtype)
     edges = [0, *range(20, 200, 16), 212, 220]
@@ -210,4 +210,4 @@ def test_chunks_are_looked_at_all_at_once_and_other_ranges_listed(call: Call, dt
     reached = [int((total[start:stop].abs() >= 1).sum()) for start, stop in zip(starts, stops, strict=True)]
     assert counts == [count if single else -1 for count, single in zip(reached, alone, strict=True)]
     assert looked == [count if single and count >= 3 else -1 for count, single in zip(reached, alone, strict=True)]
-    assert positions == exact(total, [Part(*pair, 3) for pair in zip(starts, stops, strict=True)])
+    assert positions == exact(total, [Range(*pair, 3) for pair in zip(starts, stops, strict=True)])

@@ -1,0 +1,284 @@
+"""Optimizer steps: updates of some parameters, and steps that only apply an averaged update."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from spardl.basics.errors import ConfigError
+from spardl.method.momentum import Momentum
+from spardl.method.moving import ConvertedMoments, check_local_update, convert_moments, coupled_decay, rule_of
+from spardl.schedules.gradient_state import GradientState
+
+__all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "unwrap"]
+
+
+# Delayed updates of some parameters.
+
+
+def runs_closure(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
+    """Whether an optimizer step was called with a closure that is not ``None``.
+
+    Args:
+        arguments: Positional arguments of a step pre-hook, the optimizer first.
+        options: Keyword arguments of the step.
+    """
+    return any(each is not None for each in (*arguments[1:], options.get("closure")))
+
+
+def unwrap(optimizer: Any) -> Any:
+    """Returns the torch optimizer inside Accelerate's wrapper, or the optimizer itself."""
+    return getattr(optimizer, "optimizer", optimizer)
+
+
+class Updater:
+    """Updates some of an optimizer's parameters, possibly later than the step was scheduled.
+
+    Args:
+        optimizer: Optimizer of ``torch.optim``, or a compatible one, that updates each parameter independently.
+
+    Attributes:
+        applying: Whether the optimizer step that is running was started by this object.
+
+    Raises:
+        ConfigError: If the optimizer needs all parameters at once.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        if isinstance(optimizer, torch.optim.LBFGS):
+            raise ConfigError(
+                "optimizer=LBFGS needs all gradients at once, several times per step; use another optimizer"
+            )
+        self._optimizer = optimizer
+        self._held: list[dict[str, Any]] = []
+        self.applying = False
+
+    def hold(self) -> None:
+        """Saves the current learning rates and other settings; later changes apply to the next step."""
+        self._held = [
+            {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
+        ]
+
+    def apply(self, parameters: Iterable[nn.Parameter]) -> None:
+        """Updates some parameters with their gradients and the saved settings."""
+        wanted = set(parameters)
+        # The optimizer only has a step for all its groups, so restrict the groups during the step.
+        self.applying = True
+        groups = self._optimizer.param_groups
+        before = [dict(group) for group in groups]
+        try:
+            # A group that was added after ``hold`` has no saved settings.
+            for group, held in zip(groups, self._held, strict=False):
+                group.update(held, params=[each for each in group["params"] if each in wanted])
+            # Not every optimizer accepts a group without parameters.
+            self._optimizer.param_groups = [group for group in groups if group["params"]]
+            if self._optimizer.param_groups:
+                self._optimizer.step()
+        finally:
+            self.applying = False
+            for group, old in zip(groups, before, strict=True):
+                group.update(old)
+            self._optimizer.param_groups = groups
+
+
+class ApplyUpdate:
+    """Makes each optimizer step compute ``weights = (1 - lr * decay) * weights - lr * average``.
+
+    Learning rate and decay come from the parameter group at the time of the step, so schedulers work as usual. The
+    decay is 0 where weight decay is part of the gradient (SGD, Adam), because it then passes through the moments.
+
+    Args:
+        optimizer: Optimizer whose state can be kept before compression. It keeps its state until ``take_over``.
+        momentum: Momentum before compression that replaces the optimizer's state.
+        check: Called with the parameters before each step; it may raise an error.
+
+    Raises:
+        ConfigError: If the momentum does not match the optimizer.
+    """
+
+    def __init__(
+        self,
+        optimizer: torch.optim.Optimizer,
+        momentum: Momentum,
+        check: Callable[[list[nn.Parameter]], None] | None = None,
+    ) -> None:
+        check_local_update(momentum, optimizer)
+        self._optimizer, self._check, self._rule = optimizer, check, rule_of(optimizer)
+        self._momentum = momentum
+        self._averages: list[tuple[nn.Parameter, Tensor]] = []
+        self._hooks = [
+            optimizer.register_step_pre_hook(torch.compiler.disable(self._hide)),
+            optimizer.register_step_post_hook(torch.compiler.disable(self._apply)),
+        ]
+
+    @classmethod
+    def of(
+        cls,
+        momentum: Momentum,
+        optimizer: torch.optim.Optimizer | None,
+        check: Callable[[list[nn.Parameter]], None] | None = None,
+    ) -> ApplyUpdate | None:
+        """Creates the object; returns ``None`` if there is no optimizer, or it keeps its own state.
+
+        Args:
+            momentum: Momentum before compression, or the optimizer's own.
+            optimizer: Optimizer of the training, if the caller passed one.
+            check: Called with the parameters before each step.
+
+        Raises:
+            ConfigError: If the momentum does not match the optimizer.
+        """
+        return cls(optimizer, momentum, check) if optimizer is not None and momentum.moved else None
+
+    def _hide(
+        self, optimizer: torch.optim.Optimizer, arguments: tuple[Any, ...], options: dict[str, Any]
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        arguments, options = _closed(arguments, options)
+        # A GradScaler passes the scale to fused optimizers instead of unscaling the gradients.
+        if getattr(optimizer, "grad_scale", None) is not None:
+            raise ConfigError("a fused optimizer unscales gradients itself; create the optimizer without fused=True")
+        if (rule := rule_of(optimizer)) != self._rule:
+            raise ConfigError(
+                f"the optimizer's settings changed from {self._rule} to {rule} during training; keep them constant "
+                "(OneCycleLR: cycle_momentum=False)"
+            )
+        parameters = [each for group in optimizer.param_groups for each in group["params"]]
+        self._averages = [(each, each.grad) for each in parameters if each.grad is not None]
+        if self._check:
+            self._check([each for each, _ in self._averages])
+        # The optimizer's own step then finds no gradients and changes nothing.
+        for parameter, _ in self._averages:
+            parameter.grad = None
+        return arguments, options
+
+    @torch.no_grad()
+    def _apply(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        averages = dict(self._averages)
+        self._averages = []
+        for group in optimizer.param_groups:
+            rate = float(group["lr"])
+            decay = float(group["weight_decay"]) - coupled_decay(optimizer, group)
+            for parameter in group["params"]:
+                if (average := averages.get(parameter)) is not None:
+                    parameter.grad = average
+                    if decay:
+                        parameter.mul_(1 - rate * decay)
+                    parameter.add_(average, alpha=-rate)
+
+    def take_over(
+        self,
+        carried: GradientState,
+        names: Sequence[str],
+        parameters: Sequence[nn.Parameter],
+        scale: float,
+        *,
+        stale: bool,
+    ) -> None:
+        """Moves the optimizer's state to this worker's moments and frees it; call this between two steps.
+
+        An optimizer has state if it has trained without averages, or has loaded a checkpoint of such a training.
+
+        Args:
+            carried: Moments of this worker, which receive the state.
+            names: Names of the parameters, in the order of ``carried``.
+            parameters: Parameters in the same order.
+            scale: Loss scale of the gradients in the moments (a factor).
+            stale: Whether ``carried`` was loaded after the optimizer's state was saved; the state is then only freed.
+        """
+        if not self._optimizer.state:
+            return
+        groups = {each: group for group in self._optimizer.param_groups for each in group["params"]}
+        states = [self._optimizer.state.get(parameter, {}) for parameter in parameters]
+        if not stale and any(states):
+            updates = max((int(state.get("step", 0)) for state in states), default=0)
+            found = [
+                convert_moments(self._momentum, groups[parameter], state, parameter, updates)
+                for parameter, state in zip(parameters, states, strict=True)
+            ]
+            lacking = [name for name, moments in zip(names, found, strict=True) if moments is None]
+            if lacking:
+                self._warn_of(lacking, len(names))
+            else:
+                _copy([each for each in found if each is not None], carried, scale, updates)
+        # The optimizer's state would go stale: its own step no longer sees gradients.
+        self._free()
+
+    def _warn_of(self, lacking: Sequence[str], averaged: int) -> None:
+        warnings.warn(
+            f"spardl: {type(self._optimizer).__name__} has no trained moments for {len(lacking)} of the {averaged} "
+            f"averaged parameters (first: {lacking[0]}), so all moments are dropped and those before compression "
+            "continue without them; expect larger updates for some dozens of steps, or restart the learning-rate "
+            "warm-up",
+            stacklevel=4,
+        )
+
+    def _free(self) -> None:
+        for group in self._optimizer.param_groups:
+            for parameter in group["params"]:
+                self._optimizer.state.pop(parameter, None)
+
+    def close(self) -> None:
+        """Removes the hooks; the optimizer starts again with empty state."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Runs the closure of a step, if any, because gradients must exist before they are hidden.
+
+    Args:
+        arguments: Positional arguments of the step, the optimizer first.
+        options: Keyword arguments of the step.
+
+    Returns:
+        The same arguments with a closure that only returns the loss.
+    """
+    closure = arguments[1] if len(arguments) > 1 else options.get("closure")
+    if closure is None:
+        return arguments, options
+    with torch.enable_grad():
+        loss = closure()
+    return arguments[:1], {**options, "closure": lambda: loss}
+
+
+@torch.no_grad()
+def _copy(found: Sequence[ConvertedMoments], carried: GradientState, scale: float, updates: int) -> None:
+    for number, moments in enumerate(found):
+        _, velocity, variance = carried.of(number)
+        velocity.copy_(moments.velocity * scale)
+        variance.copy_(moments.variance)
+    carried.count_updates(updates)
+    carried.changed()
+
+
+def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Callable[[nn.Parameter], float] | None:
+    """Returns the weight decay that passes through moments before compression.
+
+    Args:
+        momentum: Momentum before compression, or the optimizer's own.
+        optimizer: Optimizer that has the weight decay.
+
+    Returns:
+        A function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` if the
+        optimizer keeps its own state.
+    """
+    if optimizer is None or not momentum.moved:
+        return None
+    groups: dict[nn.Parameter, dict[str, Any]] = {}
+    read: list[dict[str, Any]] | None = None
+
+    def decay(parameter: nn.Parameter) -> float:
+        nonlocal read
+        # load_state_dict replaces the list of groups.
+        if parameter not in groups or read is not optimizer.param_groups:
+            read = optimizer.param_groups
+            groups.update({each: group for group in optimizer.param_groups for each in group["params"]})
+        # A frozen parameter has no update, and its weights must not enter the selection.
+        known = parameter in groups and parameter.requires_grad
+        return coupled_decay(optimizer, groups[parameter]) if known else 0.0
+
+    return decay

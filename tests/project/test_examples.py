@@ -1,0 +1,127 @@
+"""Every example runs by the commands that its first lines give."""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.project.test_docs import blocks
+from tests.support.driver import STARTED_BY
+from tests.support.labs import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+# Makes the use of a deprecated name of this library an error.
+NO_DEPRECATED_NAMES = "error:spardl.:DeprecationWarning"
+# What an example prints, among other things.
+PRINTS = {"ddp": blocks(ROOT / "docs" / "quickstart.md", "text")[0], "resume": "\nstep 100: sum of all weights"}
+# Those that do not train, or print something else that is compared.
+NO_LOSSES = {"collective", "resume"}
+# Those with a test of their own, which makes them smaller.
+LONG = {"adamw"}
+NEEDS = {"hf_accelerate": "accelerate", "hf_trainer": "accelerate", "lightning_fit": "lightning"}
+
+
+def head(path: Path) -> str:
+    return ast.get_docstring(ast.parse(path.read_text())) or ""
+
+
+def commands(path: Path) -> list[list[str]]:
+    """The commands in a file's first lines, as words."""
+    lines = re.findall(r"^(?:torchrun|python) .*", head(path), re.MULTILINE)
+    return [shlex.split(line, comments=True) for line in lines]
+
+
+def start(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
+    """Runs a command in a folder, with its capital words replaced by folders there."""
+    program, *rest = [str(folder / word.lower()) if word.isupper() else word for word in words]
+    place = ["--local-addr", "127.0.0.1"] if program == "torchrun" else []
+    rest = [str(ROOT / word) if word.startswith("examples/") else word for word in rest]
+    environment = {name: value for name, value in os.environ.items() if name not in STARTED_BY}
+    return subprocess.run(
+        [str(Path(sys.executable).parent / program), *place, *rest],
+        cwd=folder,
+        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": NO_DEPRECATED_NAMES},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+
+
+def run(words: list[str], folder: Path) -> str:
+    done = start(words, folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in LONG], ids=lambda path: path.stem)
+def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
+    pytest.importorskip(NEEDS.get(path.stem, "torch"), reason="its own first lines say what to install")
+    said = "".join(run(words, tmp_path) for words in commands(path))
+    losses = [float(loss) for loss in re.findall(r"loss\D{1,4}(\d+\.\d+)", said)]
+    assert said.strip()
+    assert PRINTS.get(path.stem, "") in said
+    if path.stem in NO_LOSSES:
+        assert not losses
+    else:
+        assert len(losses) >= 2
+        assert losses[-1] < 0.8 * losses[0]
+    assert "off by" not in said or max(map(float, re.findall(r"off by (\S+)", said))) < 1e-5
+
+
+@pytest.mark.slow
+def test_adamw_learns_more_where_it_is_given_to_spardl(tmp_path: Path) -> None:
+    (words,) = commands(ROOT / "examples" / "adamw.py")
+    # Equal rates, so that it is not the rate that makes the difference.
+    small = shlex.split("--steps 100 --width 32 --layers 1 --moved 0.03 --published 0.03")
+    said = run([*words, *small], tmp_path)
+    found = re.findall(r"^(\w+) +(\d+\.\d+) nats, +(\d+\.\d)% of the bytes of dense$", said, re.MULTILINE)
+    losses = {way: float(loss) for way, loss, _ in found}
+    shares = {way: float(share) for way, _, share in found}
+    assert list(losses) == ["dense", "moved", "alone", "published"]
+    assert losses["moved"] < losses["published"] - 0.15
+    assert shares["dense"] == 100
+    assert shares["alone"] == 0
+    assert 1 < shares["moved"] == shares["published"] < 2
+
+
+@pytest.mark.slow
+def test_resume_stops_where_ranks_have_different_steps(tmp_path: Path) -> None:
+    words, _ = commands(ROOT / "examples" / "resume.py")
+    run(words, tmp_path)
+    saved = tmp_path / "checkpoint"
+    assert sorted(path.name for path in saved.iterdir()) == ["rank-0.pt", "rank-1.pt"]
+    (saved / "rank-1.pt").unlink()
+    done = start(words, tmp_path)
+    assert done.returncode != 0
+    assert [line for line in done.stderr.splitlines() if line.startswith("error: ")] == [
+        "error: ranks in checkpoint saved different steps [50, 0]; delete it"
+    ]
+    assert 'resume.py", line' not in done.stderr  # no traceback but torchrun's own
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_small_and_says_how_to_run_it(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= (99 if path.stem in LONG else 65)
+    assert all(f"examples/{path.name}" in words for words in commands(path))
+    assert commands(path)
+    needed = NEEDS.get(path.stem)
+    assert needed is None or f"pip install '.[{needed}]'" in head(path)
+
+
+def test_pages_run_examples_by_the_same_commands() -> None:
+    known = {shlex.join(words) for path in EXAMPLES for words in commands(path)}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+    lines = {
+        line for page in pages for block in blocks(page, "sh") for line in block.splitlines() if "examples/" in line
+    }
+    assert lines
+    assert lines <= known

@@ -1,0 +1,302 @@
+"""The network lab: real bytes over links of a chosen bandwidth, and nothing left behind, however a lab ends."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import netlab as script
+from scripts.labs.first_process import Lab, tool
+from tests.support.labs import (
+    BAD_INPUT,
+    LAB,
+    ROOT,
+    TERMINATED,
+    TIMED_OUT,
+    Started,
+    in_a_lab,
+    lab,
+    missing,
+    processes_in,
+    processes_with,
+    run,
+    until,
+)
+
+BURST = 131072
+
+# Prints one line of JSON per worker: its rank, and for each transfer seconds and the bytes that its interface sent and
+# received. Only rank 0's link is full in the last two: in one direction each.
+TRANSFERS = """
+import json, sys, time
+import torch
+import torch.distributed as dist
+
+def counted():
+    folder = "/sys/class/net/eth0/statistics"
+    return [int(open(f"{folder}/{way}_bytes").read()) for way in ("tx", "rx")]
+
+def all_reduce():
+    dist.all_reduce(data)
+
+def fan_out():
+    works = [dist.isend(data, peer) for peer in peers] if rank == 0 else [dist.irecv(data, 0)]
+    [work.wait() for work in works]
+    dist.barrier()
+
+def fan_in():
+    works = [dist.irecv(data.clone(), peer) for peer in peers] if rank == 0 else [dist.isend(data, 0)]
+    [work.wait() for work in works]
+
+torch.set_num_threads(1)
+dist.init_process_group("gloo")
+rank, data, line = dist.get_rank(), torch.ones(2 << 20), {}
+peers = range(1, dist.get_world_size())
+for transfer in (all_reduce, fan_out, fan_in):
+    dist.barrier()
+    before, start = counted(), time.monotonic()
+    transfer()
+    seconds = time.monotonic() - start
+    line[transfer.__name__] = [seconds, *(new - old for new, old in zip(counted(), before))]
+assert data[0].item() == dist.get_world_size()
+sys.stdout.write(json.dumps({"rank": rank, **line}) + chr(10))
+sys.stdout.flush()
+dist.barrier()
+"""
+PAYLOAD = 4 * (2 << 20)
+RING = PAYLOAD * 2 * 3 / 4
+
+
+@pytest.fixture
+def beside(tmp_path: Path) -> Iterator[Started]:
+    started = Started(tmp_path)
+    yield started
+    started.end()
+
+
+@in_a_lab
+def test_links_have_the_bandwidth_and_count_the_bytes(tmp_path: Path) -> None:
+    """What went over a link cannot have been faster than the link; what was counted is the payload and little more."""
+    program, file = tmp_path / "transfers.py", tmp_path / "report.json"
+    program.write_text(TRANSFERS)
+    done = run("--json", str(file), "--", sys.executable, "-W", "ignore", str(program), workers=4, gbit="1")
+    assert done.returncode == 0, done.stderr
+    told = [line[line.index("{") :] for line in [done.stdout, *done.stderr.splitlines()] if '{"rank"' in line]
+    lines = sorted((json.loads(line) for line in told), key=lambda line: line["rank"])
+    assert [line["rank"] for line in lines] == list(range(4))
+    for line in lines:
+        seconds, _, received = line["all_reduce"]
+        assert RING <= received <= 1.06 * RING
+        assert seconds >= (received - BURST) * 8 / 1e9
+    seconds, sent, _ = lines[0]["fan_out"]
+    assert 3 * PAYLOAD <= sent <= 1.06 * 3 * PAYLOAD
+    assert seconds >= (3 * PAYLOAD - BURST) * 8 / 1e9
+    seconds, _, received = lines[0]["fan_in"]
+    assert 3 * PAYLOAD <= received <= 1.06 * 3 * PAYLOAD
+    assert seconds >= (3 * PAYLOAD - BURST) * 8 / 1e9
+    report = json.loads(file.read_text())
+    assert (report["workers"], report["gbit"], report["exit_code"]) == (4, 1.0, 0)
+    for rank, interface in enumerate(report["interfaces"]):
+        payload = RING + (PAYLOAD if rank else 3 * PAYLOAD)
+        assert payload <= interface["sent"] <= 1.06 * payload
+        assert payload <= interface["received"] <= 1.06 * payload
+
+
+@in_a_lab
+@pytest.mark.parametrize("options", [(), ("--user-namespace",)], ids=["default", "user namespace"])
+def test_lines_of_workers_carry_their_rank(options: tuple[str, ...]) -> None:
+    if reason := missing(*options):
+        pytest.skip(reason)
+    words = "$RANK $WORLD_SIZE $LOCAL_RANK $LOCAL_WORLD_SIZE $MASTER_ADDR $GLOO_SOCKET_IFNAME"
+    script = f"echo {words} $(readlink /proc/self/ns/net) $(ls /sys/class/net)"
+    done = run(*options, "--", "sh", "-c", script, workers=3, gbit="0.5")
+    assert done.returncode == 0, done.stderr
+    told = sorted(line for line in done.stderr.splitlines() if line.startswith("["))
+    assert [line[:6] for line in told] == ["[1] 1 ", "[2] 2 "]
+    fields = [line.split() for line in (done.stdout, *(line[4:] for line in told))]
+    assert [" ".join(row[:6]) for row in fields] == [f"{rank} 3 {rank} 3 10.77.0.1 eth0" for rank in range(3)]
+    assert len({row[6] for row in fields} | {str(Path("/proc/self/ns/net").readlink())}) == 4
+    assert [row[7:] for row in fields] == [["eth0", "lo"]] * 3
+
+
+@in_a_lab
+def test_bytes_of_the_table_are_those_of_the_run() -> None:
+    """And of no other: the table of what two workers sent adds up."""
+    sending = (
+        "import os, socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); os.environ['RANK'] == '1' or "
+        "[s.sendto(bytes(1000), ('10.77.0.2', 9)) for _ in range(1000)]"
+    )
+    done = run("--", sys.executable, "-c", sending, gbit="1")
+    assert done.returncode == 0, done.stderr
+    table = [line.replace(",", "").split() for line in done.stderr.splitlines()]
+    sent = {row[0]: int(row[-2]) for row in table[-3:]}
+    assert 1_000_000 <= sent["0"] <= 1_060_000
+    assert sent["all"] == sent["0"] + sent["1"]
+
+
+@in_a_lab
+def test_a_worker_that_fails_ends_all_with_its_exit_code(tmp_path: Path) -> None:
+    script = f"[ $RANK = 1 ] && exit 7; sleep 20; touch {tmp_path}/went_on"
+    done = run("--", "sh", "-c", script, workers=3)
+    assert done.returncode == 7
+    assert "error: worker 1 ended with exit code 7; terminating all workers" in done.stderr.splitlines()
+    assert not (tmp_path / "went_on").exists()
+
+
+@in_a_lab
+def test_nothing_is_left_of_a_lab_and_what_its_workers_started(tmp_path: Path) -> None:
+    """Also not of a worker's child in a session of its own, which ends later than its worker."""
+    script = f"readlink /proc/self/ns/net; setsid sh -c 'sleep 77; : {tmp_path}' >/dev/null 2>&1 & exit 0"
+    done = run("--", "sh", "-c", script)
+    assert done.returncode == 0
+    assert not processes_with(str(tmp_path))
+    assert not processes_in(done.stdout.strip())
+
+
+@in_a_lab
+def test_the_timeout_ends_all() -> None:
+    done = lab("run", "--workers", "2", "--gbit", "inf", "--timeout", "0.3", "--", "sleep", "8")
+    assert done.returncode == TIMED_OUT
+    assert "did not end within 0.3 s" in done.stderr
+
+
+@in_a_lab
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, TERMINATED)])
+def test_an_interrupted_lab_ends_its_workers_with_sigterm(
+    beside: Started, number: signal.Signals, code: int, tmp_path: Path
+) -> None:
+    script = f"trap 'touch {tmp_path}/ended$RANK; exit 0' TERM; touch {tmp_path}/ready$RANK; sleep 77 & wait"
+    one = beside(script=script)
+    until(lambda: (tmp_path / "ready0").exists() and (tmp_path / "ready1").exists())
+    one.process.send_signal(number)
+    assert one.process.wait(timeout=20) == code
+    assert (tmp_path / "ended0").exists()
+    assert (tmp_path / "ended1").exists()
+    assert one.gone()
+
+
+@in_a_lab
+def test_a_killed_launcher_takes_its_lab_along(beside: Started) -> None:
+    one = beside()
+    one.process.kill()
+    until(one.gone)
+
+
+@in_a_lab
+@pytest.mark.parametrize("stopped", [False, True], ids=["deaf workers", "stopped"])
+def test_clean_ends_labs_without_a_launcher_and_no_others(beside: Started, stopped: bool) -> None:
+    lost, other = beside(script="trap '' TERM; sleep 77; sleep 77"), beside()
+    if stopped:
+        os.kill(lost.first(), signal.SIGSTOP)
+    lost.process.kill()
+    lost.process.wait(timeout=10)
+    assert not lost.gone()
+    done = lab("clean")
+    assert done.returncode == 0, done.stderr
+    assert lost.gone()
+    assert other.process.poll() is None
+    assert len(processes_with(other.mark)) >= 5
+
+
+@in_a_lab
+def test_two_labs_do_not_see_each_other(beside: Started) -> None:
+    one, two = beside(), beside()
+    assert len({*one.namespaces, *two.namespaces}) == 4
+
+
+@pytest.mark.parametrize(
+    ("workers", "gbit", "part"),
+    [
+        (4, 5.0, None),
+        (4, 5.1, "0.1 to 5 Gbit/s; 5.1"),
+        (5, 3.0, "0.1 to 2.5 Gbit/s; 3"),
+        (16, 1.0, None),
+        (4, 0.05, "0.05 may"),
+        (17, 1.0, "more than 16 workers"),
+        (17, math.inf, None),
+    ],
+)
+def test_a_bandwidth_that_was_not_checked_is_doubted(workers: int, gbit: float, part: str | None) -> None:
+    doubt = Lab(workers, gbit, 1.0).doubt()
+    assert (part in doubt) if part and doubt else doubt is part
+
+
+@in_a_lab
+def test_the_user_is_told_of_a_doubt_and_the_lab_still_runs() -> None:
+    done = run("--", "true", gbit="5.5")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.startswith("warning: on two cores, 2 workers")
+
+
+@pytest.mark.parametrize(("gbit", "burst"), [(0.1, BURST), (2.0, BURST), (2.5, 1_250_000), (5.0, 2_500_000)])
+def test_a_fast_link_lets_one_tick_of_the_kernel_through(gbit: float, burst: int) -> None:
+    (line,) = Lab(2, gbit, 1.0).shaping("eth0")
+    assert f"rate {round(gbit * 1e9)}bit burst {burst} " in line
+
+
+@pytest.fixture
+def netlab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The script as a module."""
+    handler = signal.getsignal(signal.SIGTERM)
+    yield script
+    signal.signal(signal.SIGTERM, handler)
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ("", "required: {run,clean}"),
+        ("foo", "invalid choice: 'foo'"),
+        ("run --gbit 1 -- true", "required: --workers"),
+        ("run --workers 2 --gbit 1", "no command given; put it after --"),
+        ("run --workers 0 --gbit 1 -- true", "--workers must be from 1 to 250, got 0"),
+        ("run --workers 251 --gbit 1 -- true", "got 251"),
+        ("run --workers 2 --gbit nan -- true", "--gbit must be from 0.001 to 100, or inf"),
+        ("run --workers 2 --gbit=-inf -- true", "got -inf"),
+        ("run --workers 2 --gbit 1 --timeout 0 -- true", "--timeout must be above 0"),
+        ("run --workers 2 --gbit 1 -- no-such-program", "program no-such-program not found"),
+        ("run --workers 2 --gbit 1 --json /no/such/folder/x -- true", "make the folder /no/such/folder first"),
+    ],
+)
+def test_bad_input_is_one_line(netlab: Any, capsys: pytest.CaptureFixture[str], words: str, part: str) -> None:
+    assert netlab.main(words.split()) == BAD_INPUT
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert part in line
+
+
+def test_a_machine_without_the_programs_is_told_what_to_install(
+    netlab: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(netlab, "tool", lambda name: None if name == "tc" else name)
+    assert netlab.main(["run", "--workers", "2", "--gbit", "1", "--", sys.executable]) == BAD_INPUT
+    error = "error: missing programs: tc; install iproute2, as in apt-get install iproute2\n"
+    assert capsys.readouterr().err == error
+
+
+def test_programs_of_administrators_are_found_without_their_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", "")
+    monkeypatch.setattr("shutil.which", lambda name, path: f"{path}/{name}")
+    assert tool("tc") == ":/usr/sbin:/sbin/tc"
+
+
+@in_a_lab
+def test_without_permission_the_line_says_what_to_do() -> None:
+    """In a user namespace that allows no network namespace, neither way is open."""
+    forbidding = 'echo 0 > /proc/sys/user/max_net_namespaces && exec "$0" "$@"'
+    command = [*LAB, "run", "--workers", "2", "--gbit", "1", "--", "true"]
+    words = ["unshare", "--user", "--map-root-user", "sh", "-c", forbidding, *command]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == BAD_INPUT
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("error: namespaces are not allowed here")
+    assert "run as root" in line

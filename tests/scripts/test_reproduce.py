@@ -1,0 +1,342 @@
+"""Exhibits: their tables, their bookkeeping, and the command that makes them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from scripts import choices, reproduce
+from scripts.exhibits import base, jobs, statistics, tables, working
+from scripts.exhibits.charts import axes
+from scripts.exhibits.kinds import trainings
+from spardl.basics.errors import ConfigError, WorkerError
+from tests.support.labs import missing
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def composing() -> Iterator[None]:
+    with choices.composing():
+        yield
+
+
+def double(number: int) -> dict[str, int]:
+    return {"twice": 2 * number}
+
+
+def refuse(number: int) -> dict[str, int]:
+    raise ConfigError(f"{number} is no number of mine")
+
+
+def computation(function: Any = double, number: int = 4, recipe: int = 1) -> Any:
+    return jobs.Computation("double", function, (("number", number),), "echo", recipe)
+
+
+@pytest.fixture
+def small() -> Any:
+    rows = [
+        tables.Row("50% of a|b", [tables.Cell("1.5 ± 0.1", 1.5), tables.Cell("yes & no")], []),
+        tables.Row("c_d", [tables.Cell("failed: <lost>", bad=True), tables.Cell("failed", bad=True)], []),
+    ]
+    return tables.Table("A title", ("method", "metric", "note"), rows)
+
+
+def test_markdown(small: Any) -> None:
+    lines = tables.markdown(small).splitlines()
+    assert lines[0] == "| method | metric | note |"
+    assert lines[2] == "| 50% of a\\|b | 1.5 ± 0.1 | yes & no |"
+    assert len(lines) == 4
+
+
+def test_csv_holds_bare_numbers(small: Any) -> None:
+    rows = list(csv.reader(io.StringIO(tables.WRITERS["csv"](small))))
+    assert rows == [
+        ["method", "metric", "note"],
+        ["50% of a|b", "1.5", "yes & no"],
+        ["c_d", "failed: <lost>", "failed"],
+    ]
+
+
+def test_latex_is_escaped(small: Any) -> None:
+    text = tables.WRITERS["tex"](small)
+    assert r"50\% of a|b & 1.5 $\pm$ 0.1 & yes \& no \\" in text
+    assert r"c\_d" in text
+
+
+def test_html_is_escaped_and_marks_what_failed(small: Any) -> None:
+    text = tables.WRITERS["html"](small)
+    assert "<td class=bad>failed: &lt;lost&gt;</td>" in text
+    assert "<td>yes &amp; no</td>" in text
+
+
+def test_a_row_of_the_wrong_length_is_refused() -> None:
+    with pytest.raises(ValueError, match="a row has 1 cells"):
+        tables.Table("T", ("a", "b", "c"), [tables.Row("a row", [tables.Cell("1")], [])])
+
+
+def test_a_result_is_found_by_all_that_it_depends_on(tmp_path: Path) -> None:
+    job = computation()
+    assert job.find(tmp_path) is None
+    job.perform(tmp_path)
+    assert computation().find(tmp_path).data == {"twice": 8}
+    assert computation(number=5).find(tmp_path) is None
+    assert computation(recipe=2).find(tmp_path) is None
+
+
+def test_a_training_is_found_by_its_id(composing: None, tmp_path: Path) -> None:
+    job = jobs.Training(("cluster.workers=2", "seed=5"))
+    assert jobs.Training(("cluster.workers=2", "seed=5", "training.log_every=7")).id == job.id
+    assert jobs.Training(("cluster.workers=2", "seed=6")).id != job.id
+    folder = tmp_path / f"label-{job.id}"
+    folder.mkdir()
+    for status, found in (("running", False), ("failed", False), ("finished", True)):
+        (folder / "summary.json").write_text(json.dumps({"status": status}))
+        assert bool(job.find(tmp_path)) == found
+
+
+def test_a_failure_is_kept_until_it_is_mended(tmp_path: Path) -> None:
+    job = computation()
+    assert job.failure(tmp_path) is None
+    job.note(tmp_path, WorkerError("out of memory"))
+    assert job.failure(tmp_path).reason == "out of memory"
+    job.note(tmp_path, None)
+    assert job.failure(tmp_path) is None
+
+
+def test_only_what_is_missing_is_done(tmp_path: Path, capfd: Any) -> None:
+    work = [computation(number=number) for number in (1, 2)] + [computation(refuse, 3)]
+    work[0].perform(tmp_path)
+    working.complete(work, tmp_path, at_once=2)
+    out = capfd.readouterr().out
+    assert out.startswith("2 of 3 jobs to do\n")
+    assert "failed: 3 is no number of mine" in out
+    results = base.Results.on_disk(tmp_path, work)
+    assert [results.of(job).data.get("twice") for job in work] == [2, 4, None]
+    assert results.of(work[2]).reason == "3 is no number of mine"
+    assert results.of(computation(number=9)).reason == "not run yet"
+
+
+def test_what_is_timed_gives_way_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timed(jobs.Computation):  # type: ignore[misc, name-defined]
+        alone = True
+
+    noted = tmp_path / "noted"
+    monkeypatch.setattr(os, "nice", lambda by: noted.write_text(f"{noted.read_text() if noted.exists() else ''}{by} "))
+    working.complete([computation(), Timed("timed", double, (("number", 3),), "echo")], tmp_path / "runs", at_once=1)
+    assert noted.read_text() == "10 "
+
+
+def test_different_words_for_one_run_are_one_job(
+    composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[tuple[str, ...]] = []
+    monkeypatch.setattr(working, "_do", lambda missing, *_: done.extend(job.words for job in missing))
+    plain = jobs.Training(("cluster.workers=2",))
+    spelled = jobs.Training(("cluster.workers=2", "compressor.density=1e-2"))
+    other = jobs.Training(("cluster.workers=2", "compressor.density=1e-3"))
+    assert working.complete([plain, spelled, other], tmp_path, 1) == []
+    assert len(done) == 2
+
+
+def test_what_takes_a_cluster_is_not_done_here(composing: None, tmp_path: Path) -> None:
+    work = jobs.Training(("cluster.workers=2",), None, "process_group")
+    assert working.complete([work], tmp_path / "runs", 1) == [work]
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.slow
+def test_the_scale_of_the_paper_is_for_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    folders = [f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}"]
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "spardl.residuals", "spardl.density", "--scale=paper", *folders])
+    assert reproduce.main() == 0
+    out = capsys.readouterr().out
+    file = tmp_path / "report" / "trainings-paper-14.txt"
+    assert f"for a cluster: sbatch --array=0-23%4 --ntasks=14 {ROOT / 'slurm' / 'array.sh'} {file}\n" in out
+    assert "Not run yet: 27 runs, 9 rows of unknown time\n" in out
+    lines = file.read_text().splitlines()
+    assert len(lines) == 12 + 15 - 3  # a density of 1% is the preset's
+    assert all("experiment=spardl/vgg16_cifar10" in line for line in lines)
+
+
+def test_the_interval_of_seeds() -> None:
+    assert statistics.interval([1.0, 2.0]) is None
+    # Student's t of two degrees of freedom is 4.303 at 97.5%, the standard deviation is 1.
+    assert statistics.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
+    assert statistics.spread([1.0, 2.0, 3.0]) == "2 ± 2.5"
+    assert statistics.shown_interval([1.0, 2.0, 3.0]) == "-0.4841 to 4.484"
+
+
+@pytest.mark.parametrize(("values", "number"), [([2.0], "1 seed"), ([1.0, 3.0], "2 seeds")])
+def test_fewer_than_three_seeds_have_no_interval(values: list[float], number: str) -> None:
+    assert statistics.spread(values) == f"2 ({number})"
+    assert statistics.shown_interval(values) == f"none of {number}"
+    assert statistics.range_of_mean(values) == (-math.inf, 2.0, math.inf)
+
+
+def comparison(seeds: tuple[int, ...] = (1, 2, 3)) -> Any:
+    basis = base.Basis("", "", "")
+    plan = trainings.Plan((trainings.Case("Digits", ("model=resnet20",), "digits"),), (), seeds, "")
+    return trainings.MethodComparison("x.y", "T", "", "", basis, {"one": ("a=1",), "two": ("a=2",)}, {"smoke": plan})
+
+
+def outcome(folder: Path, value: float, seconds: float) -> Any:
+    data = {
+        "metric": "accuracy",
+        "final": {"accuracy": value},
+        "cluster_seconds": seconds,
+        "step_bytes": 1.0,
+        "step_bytes_dense": 50.0,
+        "steps": 4,
+    }
+    return jobs.Outcome(folder, data)
+
+
+def test_a_comparison_by_hand(tmp_path: Path) -> None:
+    exhibit = comparison()
+    work = exhibit.jobs("smoke")
+    assert [job.words[-2:] for job in work[:2]] == [("a=1", "seed=1"), ("a=1", "seed=2")]
+    values = [0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
+    seconds = [10.0] * 3 + [5.0] * 3
+    found = {job: outcome(tmp_path, *figures) for job, *figures in zip(work, values, seconds, strict=True)}
+    failed = jobs.Outcome(tmp_path, {}, "out of memory")
+    results = base.Results
+    (table,) = exhibit.tables("smoke", results(tmp_path, found))
+    one, two = ([cell.text for cell in row.cells] for row in table.rows)
+    assert one[0] == "accuracy 0.6 ± 0.25"
+    assert one[2:] == ["0.5, 0.6, 0.7", "2.00%", "10", "1", "unknown machine"]
+    assert two[-2] == "0.5"
+    (table,) = exhibit.tables("smoke", results(tmp_path, {**found, work[4]: failed}))
+    assert table.rows[1].cells[2].text == "0.8, failed: out of memory, 0.8"
+    assert table.rows[1].cells[2].bad
+    (table,) = exhibit.tables("smoke", results(tmp_path, {**found, **dict.fromkeys(work[3:], failed)}))
+    assert [cell.text for cell in table.rows[1].cells] == ["failed: out of memory", *["failed"] * 6]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "scripts/reproduce.py", *words]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["spardl.nothing"], "error: exhibit 'spardl.nothing' does not exist; choose from spardl.complexity, "),
+        ([], "error: no exhibit given; name one, or all (--list prints them)"),
+        (["dear.speed", "--jobs=0"], "error: --jobs must be at least 1"),
+    ],
+)
+def test_what_cannot_be_asked_for(
+    words: list[str], complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", *words])
+    assert reproduce.main() == 2
+    told = capsys.readouterr().err
+    assert told.startswith(complaint)
+    assert told.count("\n") == 1
+
+
+def test_what_draws_is_missed_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
+    monkeypatch.setattr(axes, "find_spec", lambda _: None)
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "spardl.complexity", "--own", f"--outputs={tmp_path / 'runs'}"])
+    assert reproduce.main() == 2
+    missing = "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"
+    assert capsys.readouterr() == ("", missing)
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_list_names_source_and_cost_of_each(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr(sys, "argv", ["reproduce.py", "--list"])
+    assert reproduce.main() == 0
+    text = capsys.readouterr().out
+    for name, exhibit in reproduce.catalogue().items():
+        assert f"{name}: {exhibit.title}\n" in text
+        assert exhibit.source in text
+    assert text.count("  cost: smoke: ") == len(reproduce.catalogue())
+
+
+def test_what_is_done_of_several_exhibits_is_said() -> None:
+    class Made:
+        def __init__(self, name: str, *numbers: int) -> None:
+            self.name, self.numbers = name, numbers
+
+        def jobs(self, scale: str) -> list[Any]:
+            return [computation(number=number) for number in self.numbers]
+
+    both: list[Any] = [Made("one", 1, 2, 3), Made("other", 3), Made("whole", 1)]
+    todo = [computation(number=2), computation(number=3)]
+    assert reproduce.standing(both, "smoke", todo) == ["one: 1 of 3", "other: 0 of 1"]
+    assert reproduce.standing(both[:1], "smoke", todo) == []
+
+
+@pytest.mark.slow
+def test_an_exhibit_and_where_its_rows_come_from(tmp_path: Path) -> None:
+    words = ("spardl.complexity", "--own", f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}")
+    done = run(*words, "--jobs=2")
+    assert done.returncode == 0, done.stderr
+    assert "| SparDL | 4 rounds, 3 k [3 k], path 3 k | 8 rounds, 3.71 k [3.71 k], path 3.71 k |" in done.stdout
+    written = {path.name for path in (tmp_path / "report").iterdir()}
+    assert {f"spardl.complexity-smoke-1.{ending}" for ending in ("md", "csv", "tex", "html")} <= written
+    again = run(*words)
+    assert "jobs to do" not in again.stdout
+    assert again.stdout.strip() in done.stdout
+    explained = run(*words, "--explain=Ok-Topk").stdout
+    assert "python scripts/complexity.py --methods oktopk --workers 14" in explained
+    assert str(tmp_path / "runs" / "computed") in explained
+    assert "has no row 'nobody'; choose from SparDL, " in run(*words, "--explain=nobody").stderr
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_all_exhibits_survive_being_killed(tmp_path: Path) -> None:
+    words = (
+        "all",
+        "--scale=smoke",
+        "--own",
+        "--jobs=2",
+        f"--outputs={tmp_path / 'runs'}",
+        f"--report={tmp_path / 'report'}",
+    )
+    command = [sys.executable, "scripts/reproduce.py", *words]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout
+        finished = list(islice((line for line in first.stdout if ": done" in line), 20))
+        first.send_signal(signal.SIGKILL)
+    time.sleep(1)  # those that it started end by themselves
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2000, check=False)
+    # Five exhibits need a network lab; one has four jobs there, and one has two.
+    assert done.returncode == (1 if missing() else 0), done.stderr
+    assert done.stdout.count(": failed: ") == (9 if missing() else 0), done.stdout
+    assert len(finished) == 20
+    before, after = (set(map(_job, lines)) for lines in (finished, done.stdout.splitlines()))
+    assert len(before) == len(finished)
+    assert not before & after
+    for name in reproduce.catalogue():
+        assert (tmp_path / "report" / f"{name}-smoke-1.md").stat().st_size
+    pictures = list((tmp_path / "report").glob("*.png"))
+    assert pictures
+    assert all(path.with_suffix(".pdf").exists() for path in pictures)
+
+
+def _job(line: str) -> str:
+    """The command in a line of progress."""
+    return line.strip().partition("] ")[2].removesuffix(": done")
+
+
+def test_the_page_names_every_exhibit() -> None:
+    page = (ROOT / "docs" / "reproducing-papers.md").read_text()
+    assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == set(reproduce.catalogue())

@@ -1,0 +1,214 @@
+"""The scripts around the timeline model: what they print and write, and how they refuse."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.cli import front, run
+
+ROOT = Path(__file__).resolve().parents[2]
+PROFILES = ROOT / "scripts" / "profiles"
+# Parameters of the models as published; BERT with both heads and a vocabulary of 30528.
+ENTRIES = {
+    "resnet50": 25_557_032,
+    "densenet201": 20_013_928,
+    "inception_v4": 42_679_816,
+    "bert_base": 110_111_042,
+    "bert_large": 336_232_258,
+}
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Script = Callable[..., Done]
+
+
+@pytest.fixture
+def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Script:
+    """Runs a script's ``main`` in this process: starting one takes seconds."""
+
+    def run(name: str, *words: object) -> Done:
+        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
+        code = importlib.import_module(f"scripts.{name}").main()
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def cells(text: str) -> list[list[str]]:
+    return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+
+
+@pytest.mark.parametrize("name", ENTRIES)
+def test_the_profiles_are_of_the_published_models(name: str) -> None:
+    profile = Profile.read(PROFILES / f"{name}.json")
+    assert sum(profile.entries) == ENTRIES[name]
+    assert profile.layers[-1].ready < profile.layers[0].ready
+    assert profile.layers[0].needed < profile.layers[-1].needed
+    # A backward pass takes about twice as long as a forward pass.
+    assert 1 < profile.backward / profile.forward < 3
+
+
+def test_a_choice_of_train_is_profiled_and_predicted(script: Script, tmp_path: Path) -> None:
+    path = tmp_path / "tiny.json"
+    words = ["--batch", 2, "--passes", 1, "--warmup", 1, "--threads", 1, "--out", path]
+    done = script("profile_model", "train:model=resnet20,dataset=digits", *words)
+    assert done.code == 0, done.err
+    profile = Profile.read(path)
+    assert (profile.model, profile.batch, sum(profile.entries)) == ("train:model=resnet20,dataset=digits", 2, 269434)
+    files = ["--picture", tmp_path / "tiny.png", "--json", tmp_path / "predictions.json"]
+    done = script("timeline", path, "--workers", 8, "--methods", "none,topka,spardl", "--compute", 0.01, *files)
+    assert done.code == 0, done.err
+    header, _, *rows = cells(done.out)
+    assert [row[0] for row in rows] == ["none", "topka", "spardl"]
+    found = [dict(zip(header, row, strict=True)) for row in rows]
+    assert found[1]["dear"] == "-"
+    assert found[0]["dear"] != "-" != found[2]["dear"]
+    for row in found:
+        assert float(row["layer_fusion"]) <= min(float(row[name]) for name in ("per_layer", "wfbp", "mg_wfbp"))
+        assert 0.01 <= float(row["layer_fusion"]) <= float(row["after_backward"])
+    assert (tmp_path / "tiny.png").stat().st_size > 10_000
+    written = json.loads((tmp_path / "predictions.json").read_text())
+    assert len(written["predictions"]) == 3 * 8 - 3
+    assert (written["workers"], written["network"]) == (8, "1gbit")
+
+
+def test_compression_is_measured_and_used(script: Script, tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    done = script("compression", "--methods", "none,spardl", "--workers", 2, "--out", path)
+    assert done.code == 0, done.err
+    plain = json.loads(path.read_text())
+    assert plain["workers"] == 2
+    assert plain["methods"]["spardl"]["seconds"][-1] > 0
+    plain["methods"]["spardl"] = {"fixed": 5.0, "per_entry": 0.0}
+    path.write_text(json.dumps(plain))
+    words = [PROFILES / "resnet50.json", "--methods", "spardl", "--schedules", "after_backward"]
+    plainly, compressed = (
+        float(cells(script("timeline", *words, "--workers", 2, *more).out)[-1][1])
+        for more in ([], ["--compression", path])
+    )
+    assert compressed == pytest.approx(plainly + 5, rel=1e-2)
+    done = script("timeline", *words, "--workers", 4, "--compression", path)
+    assert done.code == 2
+    assert "was measured with 2 workers, not 4" in done.err
+
+
+@pytest.mark.slow
+def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
+    done = script(
+        "bench_schedules", "--models", "resnet50", "--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"
+    )
+    assert done.code == 0, done.err
+    assert (tmp_path / "b.md").read_text().strip() == done.out.strip()
+    plain = json.loads((tmp_path / "b.json").read_text())
+    assert len(plain["schedules"]) == 2 * 2
+    assert len(plain["layer_fusion"]) == 2 * 2 * 3
+    for row in plain["schedules"]:
+        seconds = row["seconds"]
+        assert len(seconds) == 7
+        assert seconds["LayerFusion"] <= min(
+            seconds[name] for name in ("WFBP (per layer)", "DDP-like 25 MB", "MG-WFBP")
+        )
+        assert seconds["DeAR tuned"] <= seconds["DeAR 25 MB"]
+    for row in plain["layer_fusion"]:
+        *others, fused = row["seconds"].values()
+        assert fused <= min(others)
+
+
+@pytest.mark.parametrize(
+    ("name", "words", "complaint"),
+    [
+        ("timeline", ["none.json"], "none.json is not a profile"),
+        ("timeline", [PROFILES / "resnet50.json", "--schedules", "foo"], "--schedules foo is unknown"),
+        ("timeline", [PROFILES / "resnet50.json", "--methods", "foo"], "--methods foo is unknown"),
+        ("timeline", [PROFILES / "resnet50.json", "--network", "foo"], "foo is not a network"),
+        ("timeline", [PROFILES / "resnet50.json", "--workers", 0], "'--workers': 0 is not in the range x>=1"),
+        ("timeline", [PROFILES / "resnet50.json", "--compute", -1], "got -1"),
+        ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "not a file of compression times"),
+        ("bench_schedules", ["--models", "foo"], "--models foo is unknown"),
+        ("compression", ["--methods", "foo", "--out", "x.json"], "compressor=foo does not exist"),
+        (
+            "profile_model",
+            ["foo", "--out", "x.json"],
+            "torchvision:NAME, timm:NAME, transformers:NAME, train:NAME, got foo",
+        ),
+        ("profile_model", ["transformers:foo", "--out", "x.json"], "choose one of bert-base, bert-large"),
+        ("profile_model", ["torchvision:foo", "--out", "x.json"], "torchvision has no model foo"),
+        ("profile_model", ["train:model=foo", "--out", "x.json"], "train.py cannot make model=foo"),
+        ("profile_model", ["torchvision:resnet18", "--cpu-seconds", "--out", "x.json"], "--threads 1"),
+        (
+            "profile_model",
+            ["torchvision:resnet18", "--batch", 0, "--out", "x.json"],
+            "'--batch': 0 is not in the range x>=1",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(script: Script, name: str, words: list[object], complaint: str) -> None:
+    done = script(name, *words)
+    assert done.code == 2
+    assert complaint in done.err
+    assert len(done.err.splitlines()) == 1
+    assert not (ROOT / "x.json").exists()
+
+
+def test_a_missing_package_is_named(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    done = script("profile_model", "timm:inception_v4", "--out", "x.json")
+    assert done.code == 2
+    assert done.err.endswith("; pip install timm\n")
+
+
+def section(name: str) -> str:
+    """A generated part of the page."""
+    text = (ROOT / "docs" / "tables" / "timeline.md").read_text()
+    return text.split(f"<!-- {name}: written by scripts/docs.py -->\n")[1].split(f"<!-- end of {name} -->")[0]
+
+
+@pytest.mark.slow
+def test_the_page_has_the_tables_of_the_bench(script: Script) -> None:
+    done = script("bench_schedules")
+    assert done.code == 0
+    assert cells(section("profiles") + section("schedules") + section("gains")) == cells(done.out)
+
+
+def commands() -> list[list[str]]:
+    """Of the page, but those that profile the large models."""
+    blocks = (ROOT / "docs" / "schedules.md").read_text().split("## The timeline model")[1].split("```sh\n")[1:]
+    lines = [line.split(" #")[0] for block in blocks for line in block.split("```")[0].splitlines()]
+    large = ("profile_model", "spardl profile")
+    return [line.split() for line in lines if "train:" in line or not any(name in line for name in large)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("words", commands(), ids=" ".join)
+def test_commands_run(
+    script: Script,
+    tmp_path: Path,
+    words: list[str],
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(ROOT)
+    options = [str(tmp_path / word) if word in ("timeline.png", "bench.md", "bench.json") else word for word in words]
+    if "--out" in options:
+        options[options.index("--out") + 1] = str(tmp_path / "out.json")
+    if "compression.json" in words:
+        options += ["--workers", "4"]
+    if options[0] == "spardl":
+        code = run(front, options[1:], "spardl")
+        assert code == 0, capsys.readouterr().err
+    else:
+        done = script(Path(options[1]).stem, *options[2:])
+        assert done.code == 0, done.err

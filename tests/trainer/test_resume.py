@@ -1,0 +1,207 @@
+"""A run that was killed and continued is a run that was never disturbed, bit for bit."""
+
+from __future__ import annotations
+
+import random
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.driver import beside, here, only_run, results, steps_logged, summary, wait_until
+from trainer.build import CONFIGURATIONS
+from trainer.learner import Learner
+
+STEPS = 14
+RUN = (f"training.max_steps={STEPS}", "training.checkpoint_every=3", "training.log_every=1", "training.eval_every=0.1")
+CLUSTERS = {"process_group": ("cluster.workers=2",), "simulated": ("cluster=simulated", "cluster.workers=4")}
+METHODS = {
+    "none": ("compressor=none",),
+    "topka": ("compressor=topka",),
+    "spardl": ("compressor=spardl", "communicator.teams=2"),
+}
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict[str, object]]:
+    """Results of runs to the end, by command; filled as tests ask for them."""
+    return _Undisturbed(tmp_path_factory)
+
+
+class _Undisturbed(dict[tuple[str, ...], dict[str, object]]):
+    def __init__(self, folders: pytest.TempPathFactory) -> None:
+        self._folders = folders
+
+    def __missing__(self, words: tuple[str, ...]) -> dict[str, object]:
+        folder = self._folders.mktemp("undisturbed")
+        assert here(*words, f"output_dir={folder}") == 0
+        self[words] = results(only_run(folder))
+        return self[words]
+
+
+def kill_at(step: int, *words: str, folder: Path, outputs: Path) -> None:
+    with beside(*words, folder=folder) as run:
+        wait_until(lambda: list(outputs.glob("*/summary.json")) or run.ended())
+        wait_until(lambda: steps_logged(outputs) >= step or run.ended())
+        run.kill()
+        assert run.wait() == -9
+        wait_until(lambda: not run.members())
+
+
+@pytest.mark.parametrize(
+    ("cluster", "method"),
+    [
+        ("process_group", "spardl"),
+        *(
+            pytest.param(*pair, marks=pytest.mark.slow)
+            for pair in [
+                ("process_group", "none"),
+                ("process_group", "topka"),
+                ("simulated", "none"),
+                ("simulated", "topka"),
+                ("simulated", "spardl"),
+            ]
+        ),
+    ],
+)
+def test_killed_twice_and_continued(cluster: str, method: str, tmp_path: Path, undisturbed: dict) -> None:
+    words = (*RUN, *CLUSTERS[cluster], *METHODS[method])
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    first, second = sorted(random.Random(f"{cluster}-{method}").sample(range(1, STEPS - 1), 2))
+    kill_at(first, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
+    kill_at(second, *again, folder=tmp_path / "second", outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+def test_a_second_run_beside_one_that_is_in_use(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Whoever types the same command again by mistake hears of it."""
+    words = ("cluster=simulated", "cluster.workers=2", "training.eval_examples=8", f"output_dir={tmp_path / 'out'}")
+    with beside(*words, "training.max_steps=3", folder=tmp_path / "log", before=wait_in_the_first_step) as first:
+        wait_until(lambda: list((tmp_path / "out").glob("*/summary.json")) or first.ended())
+        (folder,) = (tmp_path / "out").glob("[!.]*")
+        assert here(*words, "training.max_steps=3", "resume=auto") == 0
+        expected = f"warning: {folder} is in use by another process; this is a second run of the same configuration\n"
+        assert capfd.readouterr().err == expected
+        assert not first.ended()
+    assert here(*words, "training.max_steps=3", "resume=auto") == 0
+    assert capfd.readouterr().err == ""
+
+
+def wait_in_the_first_step() -> None:
+    Learner.step = lambda *arguments: time.sleep(60)  # type: ignore[method-assign, assignment, return-value]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.yaml")))
+def test_every_method_continues(method: str, tmp_path: Path, undisturbed: dict) -> None:
+    """With what it carries: thresholds, regions, factors, velocities, the step of its random numbers."""
+    words = (*RUN, "cluster=simulated", "cluster.workers=3", f"compressor={method}", "warmup.steps=2")
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    kill_at(8, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+SCHEDULES = {
+    "wfbp": ("schedule=wfbp", "schedule.bucket_mb=0.1", "compressor=spardl"),
+    "dear": ("schedule=dear", "schedule.threshold_mb=0.1", "compressor=spardl"),
+    "outer": ("schedule=outer", "schedule.every=4", "compressor=spardl"),
+    "dear_dense": ("schedule=dear", "schedule.layers=3", "compressor=none", "training.clip_norm=1"),
+    # What these measure differs from run to run, and with it the groups; dense training does not depend on them.
+    "dear_tuned": ("schedule=dear", "schedule.trials=3", "schedule.low_mb=0.05", "compressor=none"),
+    "mg_wfbp": ("schedule=mg_wfbp", "compressor=none"),
+    "layer_fusion": ("schedule=layer_fusion", "compressor=none"),
+}
+
+
+@pytest.mark.parametrize(
+    "cluster", [pytest.param(name, marks=[] if name == "process_group" else pytest.mark.slow) for name in CLUSTERS]
+)
+@pytest.mark.parametrize(
+    "schedule", ["dear", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name != "dear")]
+)
+def test_every_schedule_continues(schedule: str, cluster: str, tmp_path: Path, undisturbed: dict) -> None:
+    words = (*RUN, *CLUSTERS[cluster], *SCHEDULES[schedule])
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    kill_at(
+        random.Random(f"{schedule} {cluster}").randrange(2, STEPS - 1),
+        *again,
+        folder=tmp_path,
+        outputs=tmp_path / "out",
+    )
+    assert here(*again) == 0
+    found, expected = results(only_run(tmp_path / "out")), undisturbed[words]
+    names = found if schedule in ("wfbp", "dear", "dear_dense", "outer") else ("weights_sha256", "losses", "final")
+    assert {name: found[name] for name in names} == {name: expected[name] for name in names}
+
+
+def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: dict) -> None:
+    words = (*RUN, *CLUSTERS["process_group"], *METHODS["spardl"])
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    kill_at(0, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+@pytest.mark.slow
+def test_log_lines_that_span_an_interruption(tmp_path: Path, undisturbed: dict) -> None:
+    """A mean over 5 steps of which 3 were before the crash."""
+    words = (*RUN, *CLUSTERS["simulated"], *METHODS["spardl"], "training.log_every=5", "training.eval_every=0.3")
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    kill_at(1, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+
+
+def test_a_finished_run_is_not_continued(tmp_path: Path) -> None:
+    words = ("training.max_steps=1", "cluster=simulated", f"output_dir={tmp_path}", "resume=auto")
+    assert here(*words) == here(*words) == 0
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    words = ("training.max_steps=500", "cluster=simulated", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
+    with beside(*words, folder=tmp_path / "first") as run:
+        wait_until(lambda: steps_logged(tmp_path / "out") or run.ended())
+        busy = only_run(tmp_path / "out")
+        assert here(*words, f"resume={busy}") == 2
+        with beside(*words, "resume=auto", folder=tmp_path / "second") as other:
+            wait_until(lambda: len(list((tmp_path / "out").iterdir())) == 2 or other.ended())
+            wait_until(lambda: len(list((tmp_path / "out").glob("*/metrics.jsonl"))) == 2 or other.ended())
+            assert not other.ended()
+        assert not run.ended()
+    assert "is in use by another process" in capfd.readouterr().err
+
+
+def test_ctrl_c_saves_a_checkpoint(tmp_path: Path) -> None:
+    words = ("training.max_steps=400", "training.checkpoint_every=500", "cluster.workers=2")
+    with beside(*words, f"output_dir={tmp_path / 'out'}", "resume=auto", folder=tmp_path / "log") as run:
+        wait_until(lambda: steps_logged(tmp_path / "out") > 1 or run.ended())
+        run.kill(signal.SIGINT)
+        assert run.wait(10) == 130
+        step = steps_logged(tmp_path / "out")
+        saved = f"stopped at step {step} of 400 on request; all state is saved"
+        assert run.stderr == f"{saved}; the same command with resume=auto continues\n"
+        assert not run.members()
+    folder = only_run(tmp_path / "out")
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == [f"step-{step:08d}"]
+    assert summary(folder)["status"] == "stopped"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_500_outer_steps_with_20_kills(tmp_path: Path, undisturbed: dict) -> None:
+    """Most of them in the middle of local steps, and of what is not saved."""
+    steps = 1000
+    words = (
+        *("cluster.workers=2", "training.batch_size=2", "training.eval_examples=8", "training.eval_every=1000"),
+        *(f"training.max_steps={steps}", "training.epochs=1000", "training.checkpoint_every=23"),
+        *("compressor=spardl", "schedule=outer", "schedule.every=2", "schedule.lr=1"),
+    )
+    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
+    for number, step in enumerate(sorted(random.Random(20).sample(range(1, steps), 20))):
+        kill_at(step, *again, folder=tmp_path / str(number), outputs=tmp_path / "out")
+    assert here(*again) == 0
+    assert results(only_run(tmp_path / "out")) == undisturbed[words]

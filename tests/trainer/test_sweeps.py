@@ -1,0 +1,133 @@
+"""What Hydra's sweepers and launchers are told: the metric of each run, and which runs failed."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import math
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hydra.core.plugins import Plugins
+from hydra.core.utils import JobReturn, JobStatus
+from hydra.plugins.launcher import Launcher
+
+from tests.support.driver import ROOT, beside, command, here, only_run, summary, wait_until
+from trainer.command_line import STOPPED
+from trainer.runs import Run, UnfinishedError
+from trainer.task import Task
+
+QUICK = ("compressor=none", "cluster=simulated", "cluster.workers=2", "training.max_steps=8")
+CONFIGURATION = (ROOT / "docs" / "configuration.md").read_text()
+
+
+@pytest.fixture
+def returned(monkeypatch: pytest.MonkeyPatch) -> list[JobReturn]:
+    """What the launcher hands to the sweeper, in the order of the runs."""
+    found: list[JobReturn] = []
+    # Hydra loads its plugins itself: an import would bring another class of that name.
+    (kind,) = (each for each in Plugins.instance().discover(Launcher) if each.__name__ == "BasicLauncher")
+    launch: Callable[..., Any] = vars(kind)["launch"]
+
+    def watched(*given: Any, **options: Any) -> Any:
+        results = launch(*given, **options)
+        found.extend(results)
+        return results
+
+    monkeypatch.setattr(kind, "launch", watched)
+    return found
+
+
+def metric(run: Path) -> float:
+    found = summary(run)
+    return float(found["final"][found["metric"]])
+
+
+def test_a_sweeper_gets_the_metric_of_each_run(tmp_path: Path, returned: list[JobReturn]) -> None:
+    """Also of a run that is skipped, since it is finished."""
+    words = ("-m", "seed=1,2", *QUICK, f"output_dir={tmp_path}")
+    assert here(*words) == 0
+    kept = {yaml.safe_load((run / "config.yaml").read_text())["seed"]: metric(run) for run in tmp_path.glob("[!.]*")}
+    assert [each.return_value for each in returned] == [kept[1], kept[2]]
+    assert all(isinstance(each.return_value, float) and 0 < each.return_value <= 1 for each in returned)
+    assert here(*words) == 0
+    assert len(list(tmp_path.glob("[!.]*"))) == 2
+    assert [each.return_value for each in returned[2:]] == [kept[1], kept[2]]
+
+
+def test_a_run_that_diverged_is_a_failure_to_a_sweeper(tmp_path: Path, returned: list[JobReturn]) -> None:
+    assert here("-m", "optimizer.lr=1e30,0.05", *QUICK, f"output_dir={tmp_path}") == 1
+    assert [each.status for each in returned] == [JobStatus.FAILED, JobStatus.COMPLETED]
+    with pytest.raises(UnfinishedError, match="the run ended with exit code 1"):
+        _ = returned[0].return_value
+
+
+def test_a_failed_run_ends_a_batched_sweep(tmp_path: Path, returned: list[JobReturn]) -> None:
+    words = ("-m", "optimizer.lr=-1,0.05,0.04", "hydra.sweeper.max_batch_size=2", *QUICK, f"output_dir={tmp_path}")
+    assert here(*words) == 1
+    assert [each.status for each in returned] == [JobStatus.FAILED, JobStatus.COMPLETED]
+
+
+def test_a_non_finite_metric_is_nan(tmp_path: Path) -> None:
+    run = Run("0", tmp_path)
+    run.write_summary({"metric": "perplexity", "final": {"perplexity": math.inf}})
+    assert math.isnan(run.metric())
+
+
+@pytest.mark.slow
+def test_a_stopped_sweep_starts_no_further_run(tmp_path: Path) -> None:
+    words = ("-m", "seed=1,2,3", "compressor=none", "cluster=simulated", f"output_dir={tmp_path / 'out'}")
+    with beside(*words, folder=tmp_path / "log") as run:
+        wait_until(lambda: '"train"' in "".join(path.read_text() for path in tmp_path.glob("out/*/metrics.jsonl")))
+        run.kill(signal.SIGTERM)
+        assert run.wait() == STOPPED
+    assert summary(only_run(tmp_path / "out"))["status"] == "stopped"
+
+
+def kinds_of(task: Any) -> Iterator[Any]:
+    """The tasks of this project that have a metric."""
+    for kind in task.__subclasses__():
+        yield from kinds_of(kind)
+        if hasattr(kind, "metric") and kind.__module__.startswith("tasks."):
+            yield kind
+
+
+def test_the_direction_of_every_metric_is_documented() -> None:
+    for path in (ROOT / "tasks").glob("*.py"):
+        importlib.import_module(f"tasks.{path.stem}")
+    rows = {f"| `{kind.metric}` | `{'maximize' if kind.higher_is_better else 'minimize'}` |" for kind in kinds_of(Task)}
+    assert len(rows) >= 6
+    assert not [row for row in rows if row not in CONFIGURATION]
+
+
+def has(plugin: str) -> pytest.MarkDecorator:
+    missing = importlib.util.find_spec("hydra_plugins") is None or importlib.util.find_spec(plugin) is None
+    return pytest.mark.skipif(missing, reason=f"{plugin} is not installed")
+
+
+@has("hydra_plugins.hydra_joblib_launcher")
+def test_runs_in_other_processes_have_exit_codes(tmp_path: Path) -> None:
+    words = ("-m", "hydra/launcher=joblib", "hydra.launcher.n_jobs=2", "optimizer.lr=1e30,0.05", "logger=none")
+    done = command(*words, *QUICK, f"output_dir={tmp_path}")
+    assert done.returncode == 1
+    lines = [line for line in done.stderr.splitlines() if "Error executing job" not in line]
+    assert lines[0].startswith("error: optimizer.lr=1e+30 ")
+    assert lines[-1] == "error: a run of the sweep failed, see above"
+    assert sorted(summary(run)["status"] for run in tmp_path.glob("[!.]*")) == ["failed", "finished"]
+
+
+@has("hydra_plugins.hydra_optuna_sweeper")
+def test_optuna_finds_the_best_run(tmp_path: Path) -> None:
+    search = ("hydra/sweeper=optuna", "hydra.sweeper.n_trials=4", "hydra.sweeper.direction=maximize")
+    drawn = ("hydra/sweeper/sampler=random", "hydra.sweeper.sampler.seed=1", "hydra.sweeper.max_failure_rate=1")
+    lr = "optimizer.lr=choice(1e30,0.05,1e-9)"
+    done = command("-m", *search, *drawn, lr, *QUICK, "logger=none", f"output_dir={tmp_path}")
+    assert done.returncode == 1, done.stderr  # of the four runs that this seed draws, some have the rate 1e30
+    assert "no longer finite" in done.stderr
+    found = yaml.safe_load((tmp_path / ".sweep" / "optimization_results.yaml").read_text())
+    finished = [run for run in tmp_path.glob("[!.]*") if summary(run)["status"] == "finished"]
+    assert found["best_value"] == max(metric(run) for run in finished)

@@ -139,7 +139,7 @@ class GradientHandle(Handle):
     ) -> None:
         # All checks come before the process group is opened, which is a collective call.
         check_type("scaler", scaler, GradScaler, optional=True)
-        method = resolve_momentum(method, optimizer)
+        method = resolve_momentum(method, optimizer, shortens=True)
         check_update(schedule, method, optimizer, clip_norm, scaler)
         schedule.check(method, clips=clip_norm is not None and not method.momentum.moved)
         check_dtypes(named)

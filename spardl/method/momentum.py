@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -220,6 +220,8 @@ class AutoMomentum(OptimizerMomentum):
         beta2: Decay rate of Adam's squared gradients, a share; ``None`` uses that of the optimizer, at most 0.99 if
             ``scope=auto`` selects a share of each chunk, otherwise 0.95.
         update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
+        factor: Momentum factor of SGD's updates, a share of at most the optimizer's; ``None`` uses the optimizer's. A
+            smaller one is made up for by larger updates; see :class:`SgdMomentum`.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -227,6 +229,7 @@ class AutoMomentum(OptimizerMomentum):
 
     beta2: float | None = None
     update_scale: str = "none"
+    factor: float | None = None
 
     name = "auto"
 
@@ -234,6 +237,8 @@ class AutoMomentum(OptimizerMomentum):
         check_choice("update_scale", self.update_scale, UPDATE_SCALES)
         if self.beta2 is not None and (not is_number(float, self.beta2) or not 0 <= self.beta2 < 1):
             raise ConfigError(f"beta2 must be at least 0 and below 1, got {self.beta2!r}")
+        if self.factor is not None and (not is_number(float, self.factor) or not 0 <= self.factor < 1):
+            raise ConfigError(f"momentum.factor must be at least 0 and below 1, got {self.factor!r}")
 
 
 @dataclass(frozen=True)
@@ -300,10 +305,60 @@ class CorrectedMomentum(LocalMomentum):
 
 @dataclass(frozen=True)
 class SgdMomentum(LocalMomentum):
-    """Momentum of torch's SGD before compression, with the weight decay of the optimizer; see ``LocalMomentum``."""
+    """Momentum of torch's SGD before compression, with the weight decay of the optimizer; see ``LocalMomentum``.
+
+    Entries that wait in the residual for several steps already sum up gradients as momentum does, and momentum adds to
+    their delay. A smaller ``factor`` than that of the optimizer shortens it, and ``gain = (1 - factor) / (1 - momentum
+    of the optimizer)`` keeps the total change that one gradient causes.
+
+    Args:
+        factor: Share of the velocity that remains in the next step.
+        weight_decay: Multiple of the weights that is added to the gradient.
+        nesterov: Whether to use Nesterov momentum.
+        gain: Factor of the updates, above 0.
+
+    Raises:
+        ConfigError: If a value is out of range.
+    """
+
+    gain: float = 1.0
 
     name = "sgd"
     moved = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not is_finite(self.gain) or self.gain <= 0:
+            raise ConfigError(f"momentum.gain must be a number above 0, got {self.gain!r}")
+
+    @classmethod
+    def shortened(cls, rule: SgdMomentum, factor: float) -> SgdMomentum:
+        """Replaces the momentum of ``rule`` by a smaller ``factor`` with the same total change per gradient.
+
+        Raises:
+            ConfigError: If the factor is larger than that of the rule.
+        """
+        if factor > rule.factor:
+            raise ConfigError(
+                f"momentum_factor={factor} is above the momentum of the optimizer, {rule.factor}; use at most that"
+            )
+        return replace(rule, factor=factor, gain=(1 - factor) / (1 - rule.factor))
+
+    def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
+        """Returns SGD's update times the gain."""
+        update = super().apply(gradient, moments)
+        # A new vector: the velocity itself has no gain.
+        return update if self.gain == 1 else update * self.gain
+
+    def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
+        """As in ``LocalMomentum``, times the gain."""
+        if self.gain == 1:
+            return super().bound(applied, peak, moments)
+        found = moments.bound.grow(moments.velocity, peak)
+        # Nesterov momentum adds at most one gradient to the velocity.
+        most = Bound((moments.bound.value + peak) * self.gain)
+        found = most.grow(applied, 0.0) or found
+        return most.value, found
 
 
 # Adam before compression: each worker normalizes its own gradient, and updates are averaged.

@@ -53,6 +53,9 @@ _RESIDUAL_DECAY = 0.98
 # Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
 # without a share of each chunk.
 _BETA2, _BETA2_CHUNKED = 0.95, 0.99
+# Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
+# part of the role of momentum, whose inertia would add to its delay.
+_SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
 # docs/tables/learning.md: as published, density 1% can learn less than a single worker.
 _ANY_OPTIMIZER = (
     "a method that works with any optimizer: bf16 or int8 (recipe=published works too, but can learn less than a "
@@ -64,21 +67,23 @@ _REQUIRED_OPTIONS: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None) -> Method:
+def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None, *, shortens: bool = False) -> Method:
     """Replaces ``momentum=auto`` by the local update that works best with an optimizer.
 
     Args:
         method: Method with any momentum.
         optimizer: Optimizer that applies the averages; without one, ``momentum=auto`` becomes ``momentum=optimizer``.
+        shortens: Whether SGD's momentum becomes at most 0.5, with a gain, if the largest entries are sent at a density
+            of at most 10%, unless ``factor`` is set. Handles do this; the trainer keeps the results of run ids.
 
     Returns:
-        The method. For SGD, each worker applies SGD's momentum. For Adam, each worker keeps only the second moment,
-        with a decay rate of at most 0.99 if ``scope=auto`` becomes a share of each chunk and 0.95 otherwise, unless
-        ``beta2`` is set; and the residual decays by 0.98 per step, unless its decay is set.
+        The method. For SGD, each worker applies SGD's momentum, or a smaller factor with a gain. For Adam, each worker
+        keeps only the second moment, with a decay rate of at most 0.99 if ``scope=auto`` becomes a share of each chunk
+        and 0.95 otherwise, unless ``beta2`` is set; and the residual decays by 0.98 per step, unless its decay is set.
 
     Raises:
-        ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam are set for
-            another optimizer.
+        ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
+            set for another optimizer.
     """
     check_type("optimizer", optimizer, torch.optim.Optimizer, optional=True)
     if not isinstance(method.momentum, AutoMomentum):
@@ -93,8 +98,9 @@ def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None) ->
             )
         if (scale := method.momentum.update_scale) != "none":
             raise ConfigError(f"update_scale={scale} has no effect: it scales Adam's updates, {without}; remove it")
-        plain = isinstance(rule, SgdMomentum) and not rule.factor
-        return replace(method, momentum=OptimizerMomentum() if plain else rule)
+        return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, shortens=shortens))
+    if (factor := method.momentum.factor) is not None:
+        raise ConfigError(f"momentum_factor={factor} is for SGD, not {type(optimizer).__name__}; remove it")
     residual = method.residual
     if isinstance(residual, ErrorFeedback) and residual.decay is None:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
@@ -104,6 +110,21 @@ def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None) ->
     squares = min(rule.betas[1], limit) if beta2 is None else beta2
     rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
+
+
+def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, shortens: bool) -> Momentum:
+    """Replaces the momentum ``rule`` of SGD, or of no optimizer."""
+    if not isinstance(rule, SgdMomentum):
+        if factor is not None:
+            raise ConfigError(f"momentum_factor={factor} has no effect without optimizer=; pass SGD, or remove it")
+        return rule
+    compressor = method.compressor
+    waits = isinstance(compressor, Budget) and compressor.chunks_updates and compressor.density <= _SHORT_DENSITY
+    if factor is None and shortens and waits and method.residual.remembers:
+        factor = min(_SHORT_FACTOR, rule.factor)
+    if factor is not None:
+        rule = SgdMomentum.shortened(rule, factor)
+    return rule if rule.factor or rule.gain != 1 else OptimizerMomentum()
 
 
 def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
@@ -226,7 +247,9 @@ def convert_moments(
     empty = like.new_empty(0)
     if not isinstance(momentum, AdamMomentum):
         buffer = state.get("momentum_buffer")
-        return ConvertedMoments((torch.zeros_like(like) if buffer is None else buffer).reshape(-1), empty)
+        velocity = (torch.zeros_like(like) if buffer is None else buffer).reshape(-1)
+        # Both velocities estimate the mean gradient / (1 - factor).
+        return ConvertedMoments(velocity / momentum.gain if isinstance(momentum, SgdMomentum) else velocity, empty)
     if not {"step", "exp_avg", "exp_avg_sq"} <= state.keys():
         return None
     steps = int(state["step"])

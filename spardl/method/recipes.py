@@ -144,8 +144,9 @@ class Recipe:
                 ``int4`` or ``int2``; see :class:`Wire`.
             dense_steps: Number of dense steps at the beginning; ``None`` uses that of the method.
             momentum_factor: Share of each worker's velocity that remains in the next step, at least 0 and below 1, for
-                methods with momentum before compression (``dgc``); ``None`` uses the default of the rule. Not to be
-                confused with ``factor``, an option of some compressors.
+                methods with momentum before compression: ``dgc``, and others if ``optimizer=`` is SGD, where it is at
+                most the optimizer's momentum and updates grow to make up for it (:class:`SgdMomentum`); ``None`` uses
+                the default of the rule. Not to be confused with ``factor``, an option of some compressors.
             beta2: Decay rate of each worker's squared gradients, a share, if ``optimizer=`` is Adam or AdamW; ``None``
                 uses that of the optimizer, at most 0.99 if ``scope=auto`` selects a share of each chunk, otherwise
                 0.95.
@@ -399,6 +400,7 @@ def method_options(method: MethodName | str) -> list[Option]:
         residual_decay: float | None = None
         wire: str = 'exact'
         dense_steps: int | None = 0
+        momentum_factor: float | None = None
         beta2: float | None = None
         update_scale: str | None = 'none'
         recipe: str = 'recommended'

@@ -21,7 +21,7 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
-from spardl.method import AdamMomentum, AutoMomentum, GlobalResidual
+from spardl.method import AdamMomentum, AutoMomentum, GlobalResidual, SgdMomentum
 from tests.hooks.loops import batches, loss_of, made, weights
 from tests.support.harness import run_workers
 
@@ -30,6 +30,7 @@ STEPS = 8
 EPS = 1e-4
 PART = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AutoMomentum())
 MEASURED = replace(PART, momentum=AutoMomentum(update_scale="measured"))
+WITHOUT, SHORTER, UNCHANGED = (replace(PART, momentum=AutoMomentum(factor=factor)) for factor in (0.0, 0.5, 0.9))
 
 
 def sgd(model: nn.Module) -> torch.optim.Optimizer:
@@ -283,8 +284,28 @@ def test_workers_that_send_everything_equal_ddp(name: str) -> None:
     assert both(2, work) < 1e-12
 
 
+def test_momentum_is_shorter_by_default_and_kept_on_request() -> None:
+    def work() -> list[bool]:
+        found = [Loop(attached(method), sgd).run() for method in (PART, SHORTER, UNCHANGED)]
+        explicit = Loop(attached(replace(PART, momentum=SgdMomentum(0.9))), sgd).run()
+        return [torch.equal(found[0], found[1]), torch.equal(found[2], explicit), torch.equal(found[0], found[2])]
+
+    assert both(2, work) == [True, True, False]
+
+
+def test_without_momentum_equals_sgd_at_a_higher_rate() -> None:
+    def work() -> float:
+        plain = Loop(None, lambda model: torch.optim.SGD(model.parameters(), lr=1.0, weight_decay=0.01)).run()
+        found = Loop(attached(replace(WITHOUT, compressor=TopK(1.0))), sgd).run()
+        return float((found - plain).abs().max())
+
+    assert both(2, work) < 1e-12
+
+
 @pytest.mark.parametrize(
-    ("name", "method"), [*((name, PART) for name in OPTIMIZERS), ("adamw", MEASURED)], ids=[*OPTIMIZERS, "measured"]
+    ("name", "method"),
+    [*((name, PART) for name in OPTIMIZERS), ("adamw", MEASURED), ("sgd", WITHOUT), ("nesterov", SHORTER)],
+    ids=[*OPTIMIZERS, "measured", "without_momentum", "shorter_momentum"],
 )
 def test_sparse_weights_are_equal_on_all_workers_and_handles(name: str, method: spardl.Method) -> None:
     def work() -> list[float]:
@@ -309,18 +330,23 @@ def test_optimizer_has_no_state_until_detach_and_works_after() -> None:
 
 
 @pytest.mark.parametrize(
-    ("schedule", "method"), [("wfbp", PART), ("dear", PART), ("wfbp", MEASURED)], ids=["wfbp", "dear", "measured"]
+    ("schedule", "method", "name"),
+    [
+        *(("wfbp", PART, "adamw"), ("dear", PART, "adamw"), ("wfbp", MEASURED, "adamw")),
+        *(("wfbp", WITHOUT, "sgd"), ("wfbp", SHORTER, "nesterov")),
+    ],
+    ids=["wfbp", "dear", "measured", "without_momentum", "shorter_momentum"],
 )
-def test_save_and_load_resume_bit_exactly(schedule: str, method: spardl.Method) -> None:
+def test_save_and_load_resume_bit_exactly(schedule: str, method: spardl.Method, name: str) -> None:
     def work() -> bool:
-        loop = Loop(attached(method, schedule=schedule))
+        loop = Loop(attached(method, schedule=schedule), OPTIMIZERS[name])
         loop.run(range(4))
         parts = (loop.model, loop.optimizer, loop.rates, loop.handle)
         buffer = io.BytesIO()
         torch.save([part.state_dict() for part in parts], buffer)
         expected = loop.run(range(4, STEPS))
         buffer.seek(0)
-        again = Loop(attached(method, schedule=schedule))
+        again = Loop(attached(method, schedule=schedule), OPTIMIZERS[name])
         loaded = torch.load(buffer, weights_only=True)
         for part, values in zip((again.model, again.optimizer, again.rates, again.handle), loaded, strict=True):
             part.load_state_dict(values)

@@ -71,8 +71,9 @@ def test_the_factor_of_momentum_is_not_that_of_a_compressor() -> None:
 @pytest.mark.parametrize(
     ("name", "factor", "message"),
     [
-        ("spardl", 0.5, "momentum_factor=0.5 has no effect: the momentum of this method, auto, has no"),
-        ("spardl", 0.0, "momentum_factor=0.0 has no effect: the momentum of this method, auto, has no"),
+        ("none", 0.5, "momentum_factor=0.5 has no effect: the momentum of this method, optimizer, has no"),
+        ("none", 0.0, "momentum_factor=0.0 has no effect: the momentum of this method, optimizer, has no"),
+        ("spardl", 1.0, "momentum.factor must be at least 0 and below 1, got 1.0"),
         ("dgc", 1.0, "momentum.factor must be at least 0 and below 1, got 1.0"),
     ],
 )
@@ -82,7 +83,7 @@ def test_invalid_momentum_factor(name: str, factor: float, message: str) -> None
     assert str(caught.value).startswith(message)
     with pytest.raises(ConfigError, match="unknown option teem; this method has") as unknown:
         spardl.make_method(name, teem=2)
-    assert ("momentum_factor" in str(unknown.value)) is (name == "dgc")
+    assert ("momentum_factor" in str(unknown.value)) is (name != "none")
     assert "\n" not in str(caught.value)
 
 
@@ -149,7 +150,7 @@ def test_options_are_described() -> None:
     )
     assert (found["momentum_factor"].part, found["momentum_factor"].default) == ("method", 0.9)
     assert "beta2" not in found
-    assert "momentum_factor" not in {option.name for option in spardl.method_options("spardl")}
+    assert "momentum_factor" not in {option.name for option in spardl.method_options("none")}
     assert "beta2" in {option.name for option in spardl.method_options("spardl")}
     twice = [(each.part, each.default) for each in spardl.method_options("oktopk_lstm") if each.name == "lower_factor"]
     assert twice == [("compressor", 1.012), ("communicator", 1.01)]

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from spardl.basics.errors import ConfigError
-from spardl.communicators import AllGather, Dense
+from spardl.communicators import AllGather, Dense, SparDL
 from spardl.compressors import NoCompression, TopK
 from spardl.method.method import Method
-from spardl.method.momentum import CorrectedMomentum, LocalMomentum
-from spardl.method.residuals import LocalResidual, NoResidual
+from spardl.method.momentum import CorrectedMomentum, LocalMomentum, SgdMomentum
+from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual
 from spardl.method.warmup import Warmup
 from tests.support.harness import Bench, to_dense
 
@@ -77,3 +77,24 @@ def test_first_steps_are_dense() -> None:
     assert to_dense(bench.step(gradients)[0]).tolist() == [3, 0]
     with pytest.raises(ConfigError, match=r"warmup\.steps must be"):
         Warmup(-1)
+
+
+def test_gain_conserves_mass() -> None:
+    """Residuals and averages together are the gradients times the gain."""
+    bench = Bench.build(Method(TopK(0.1), SparDL(), GlobalResidual(), SgdMomentum(0.0, gain=5.0)), 3, 40)
+    given, sent = (torch.zeros(40, dtype=torch.float64) for _ in range(2))
+    for _ in range(5):
+        gradients = [torch.randn(40, dtype=torch.float64) for _ in range(3)]
+        given += 5 * torch.stack(gradients).sum(0)
+        sent += 3 * to_dense(bench.step(gradients)[0])
+    torch.testing.assert_close(sent + sum(state.memory for state in bench.states), given)
+
+
+def test_gain_that_overflows_is_clipped_and_counted() -> None:
+    bench = Bench.build(Method(TopK(0.5), AllGather(), LocalResidual(), SgdMomentum(0.5, gain=4.0)), 1, 2)
+    most = torch.finfo(torch.float64).max
+    bench.step([torch.tensor([most / 2, 1.0]).double()])
+    (state,) = bench.states
+    assert state.refused == 1
+    assert state.memory.isfinite().all()
+    assert to_dense(bench.step([torch.tensor([0.0, 1.0]).double()])[0]).isfinite().all()

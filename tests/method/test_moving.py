@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from spardl.method import (
     GlobalResidual,
     LocalMomentum,
     LocalResidual,
+    NoResidual,
     OptimizerMomentum,
     SgdMomentum,
 )
@@ -55,6 +57,69 @@ def test_momentum_of_the_optimizer_becomes_local(
     assert found.residual.decay == decay
     assert found.compressor == TopK(0.1, scope="chunk" if isinstance(momentum, AdamMomentum) else "auto")
     assert found.communicator == AUTO.communicator
+
+
+@pytest.mark.parametrize(
+    ("momentum", "factor", "gain"), [(0.9, 0.0, 10.0), (0.9, 0.5, 5.0), (0.9, 0.9, 1.0), (0.5, 0.25, 1.5)]
+)
+def test_shorter_momentum_keeps_the_total_change(momentum: float, factor: float, gain: float) -> None:
+    found = resolve_momentum(
+        replace(AUTO, momentum=AutoMomentum(factor=factor)), optimizer(torch.optim.SGD, momentum=momentum)
+    )
+    assert isinstance(found.momentum, SgdMomentum)
+    assert found.momentum.factor == factor
+    assert found.momentum.gain == pytest.approx(gain)
+    moments = found.momentum.init_moments(torch.zeros(2))
+    gradients = [torch.ones(2), *[torch.zeros(2)] * 300]
+    total = sum(found.momentum.apply(each, moments).clone() for each in gradients)
+    torch.testing.assert_close(total, torch.full((2,), 1 / (1 - momentum)))
+
+
+@pytest.mark.parametrize(
+    ("compressor", "residual", "given", "momentum"),
+    [
+        (TopK(0.01), GlobalResidual(), None, SgdMomentum(0.5, gain=2.0)),
+        (TopK(0.1), LocalResidual(), None, SgdMomentum(0.5, gain=2.0)),
+        (TopK(0.01), GlobalResidual(), 0.75, SgdMomentum(0.75)),
+        (TopK(0.2), GlobalResidual(), None, SgdMomentum(0.75)),
+        (TopK(0.01), NoResidual(), None, SgdMomentum(0.75)),
+        (ReusedThreshold(0.01), LocalResidual(), None, SgdMomentum(0.75)),
+    ],
+    ids=["default", "10%", "given", "20%", "no_residual", "threshold"],
+)
+def test_handles_shorten_momentum_that_a_residual_replaces(
+    compressor: Any, residual: Any, given: float | None, momentum: SgdMomentum
+) -> None:
+    method = spardl.Method(compressor, AllGather(), residual, AutoMomentum(factor=given))
+    made = optimizer(torch.optim.SGD, momentum=0.75)
+    assert resolve_momentum(method, made, shortens=True).momentum == momentum
+    # The trainer keeps the results of existing run ids.
+    assert resolve_momentum(method, made).momentum == SgdMomentum(0.75)
+
+
+def test_handles_keep_a_small_momentum() -> None:
+    assert resolve_momentum(AUTO, optimizer(torch.optim.SGD, momentum=0.4), shortens=True).momentum == SgdMomentum(0.4)
+    assert type(resolve_momentum(AUTO, optimizer(torch.optim.SGD), shortens=True).momentum) is OptimizerMomentum
+
+
+@pytest.mark.parametrize(
+    ("made", "message"),
+    [
+        (optimizer(torch.optim.SGD, momentum=0.5), "momentum_factor=0.6 is above the momentum of the optimizer, 0.5"),
+        (optimizer(torch.optim.AdamW), "momentum_factor=0.6 is for SGD, not AdamW; remove it"),
+        (None, "momentum_factor=0.6 has no effect without optimizer=; pass SGD, or remove it"),
+    ],
+    ids=["above", "adamw", "without"],
+)
+def test_momentum_factor_needs_sgd(made: torch.optim.Optimizer | None, message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        resolve_momentum(replace(AUTO, momentum=AutoMomentum(factor=0.6)), made)
+
+
+@pytest.mark.parametrize(("name", "value"), [("gain", 0.0), ("gain", "a"), ("factor", 1.0)])
+def test_invalid_values_of_sgd(name: str, value: object) -> None:
+    with pytest.raises(ConfigError, match=f"momentum.{name} must be"):
+        SgdMomentum(**{name: value})  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(

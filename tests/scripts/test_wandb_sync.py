@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from scripts import wandb_sync
-from tests.driver import events, here, only_run
+from tests.support.driver import events, here, only_run
 from tests.trainer.test_loggers import wandb_records
 
 ROOT = Path(__file__).resolve().parents[2]

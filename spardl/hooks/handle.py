@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
+from io import BytesIO
+from os import PathLike
 from typing import Any
 from weakref import finalize
 
@@ -14,22 +17,24 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
 from spardl.basics.checks import check_dtypes, check_type
+from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import weak_method
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.precompile import prepare
 from spardl.hooks.averager import Averager, Meter, Named, SideGroup, Stats
 from spardl.hooks.choosing import check_optimizer_parameters, check_update, options_of, update_facts
 from spardl.hooks.optimizer_steps import OptimizerSteps, discarded_parameters
+from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.method.moving import resolve_momentum
-from spardl.method.provenance import owner_of
+from spardl.method.provenance import check_owner, owner_of
 from spardl.schedules import Schedule, Training
 from spardl.schedules.apply_update import decay_of
 from spardl.schedules.gradient_state import ResidualSize
 from spardl.schedules.scaling import scale_of
 from spardl.vector.flat import CopiedGradient
 
-__all__ = ["GradientHandle", "Handle"]
+__all__ = ["GradientHandle", "Handle", "ShardedState"]
 
 
 class Handle(ABC):
@@ -70,6 +75,44 @@ class Handle(ABC):
         Args:
             values: saved state.
         """
+
+    def sharded(self, saved: str | PathLike[str] | None = None) -> ShardedState:
+        """Returns the state for ``torch.distributed.checkpoint``, with one key per rank.
+
+        ``dcp.save({"model": ..., "spardl": handle.sharded()}, checkpoint_id=folder)`` or ``dcp.async_save`` saves it;
+        ``dcp.load({"model": ..., "spardl": handle.sharded(folder)}, checkpoint_id=folder)`` loads it.
+
+        Args:
+            saved: folder of a checkpoint that another number of workers may have saved; ``None`` if it is of the same
+                number, or for saving.
+
+        Raises:
+            ConfigError: if the folder contains no such state.
+        """
+        return ShardedState(self, self._worker.size if saved is None else _saving_workers(saved))
+
+    def load_resharded(self, states: Sequence[Mapping[str, Any]]) -> None:
+        """Restores states that another number of workers saved.
+
+        The residuals keep their sum over all workers, velocities their mean; states of the compressor and of the
+        communicator start again. With the same number of workers, each loads its own state as with ``load_state_dict``.
+
+        Args:
+            states: results of ``state_dict`` of all ranks that saved them, in the order of ranks, on any device.
+
+        Raises:
+            ConfigError: as ``load_state_dict``, or if this kind of handle needs the world size that saved the states.
+        """
+        self._load_shares(dict(enumerate(states)), len(states))
+
+    def _load_shares(self, states: Mapping[int, Mapping[str, Any]], before: int) -> None:
+        """Loads this worker's share of the states of ``before`` workers: ``states`` of its sources, by rank."""
+        if before != self._worker.size:
+            raise ConfigError(
+                f"this state was saved by {before} workers, but this is rank {self._worker.rank} of "
+                f"{self._worker.size}; {type(self).__name__} needs the same number of workers"
+            )
+        self.load_state_dict(states[self._worker.rank])
 
     def stats(self) -> Stats:
         """Returns communication volume and times of this worker as :class:`Stats`."""
@@ -168,6 +211,22 @@ class GradientHandle(Handle):
         given = {"handle": given["handle"], **options_of(self._schedule), **given}
         return Averager(self.method, schedule or self._schedule, made, self._cluster, given, self._update_facts)
 
+    def _load_shares(self, states: Mapping[int, Mapping[str, Any]], before: int) -> None:
+        if before == self._worker.size:
+            self.load_state_dict(states[self._worker.rank])
+            return
+        ranks = sources(self._worker, before)
+        # All are checked before the first is loaded, so that an error leaves everything unchanged.
+        for rank in ranks:
+            check_owner(states[rank], {**self._owner, "rank": rank, "workers": before}, "groups")
+        first, *others = ({**states[rank], "owner": self._owner} for rank in ranks)
+        self.load_state_dict(first)
+        averager = self._averager
+        assert averager is not None  # a handle without one refuses to load
+        for other in others:
+            averager.check_state(other)
+        averager.adopt([first, *others], before)
+
     def _watch_steps(self, *, delayed: bool = False) -> None:
         """Starts to watch the optimizer's steps; ``delayed``: whether updates are applied after ``step()`` returns."""
         self._optimizer_steps = OptimizerSteps(
@@ -237,3 +296,52 @@ class GradientHandle(Handle):
         if self._finalizer.detach():
             self._optimizer_steps.close()
         self._cluster.release()
+
+
+class ShardedState:
+    """State of a handle for ``torch.distributed.checkpoint``: each rank has its own residual, and so its own key.
+
+    It has the interface of ``torch.distributed.checkpoint.stateful.Stateful``.
+
+    Args:
+        handle: the handle.
+        before: number of workers that saved the state to load.
+    """
+
+    def __init__(self, handle: Handle, before: int) -> None:
+        self._handle, self._before = handle, before
+
+    def state_dict(self) -> dict[str, bytes]:
+        """Returns the states to save or load, by rank, each as the bytes that ``torch.save`` writes."""
+        worker, file = self._handle._worker, BytesIO()
+        # Bytes instead of tensors: a new handle cannot know all keys and shapes of a saved state, and torch loads only
+        # what it finds in the current one.
+        torch.save(self._handle.state_dict(), file)
+        ranks = [worker.rank] if self._before == worker.size else sources(worker, self._before)
+        return {f"rank_{rank}": file.getvalue() for rank in ranks}
+
+    def load_state_dict(self, values: Mapping[str, bytes]) -> None:
+        """Restores the states that ``state_dict`` returned.
+
+        Args:
+            values: states by rank.
+
+        Raises:
+            ConfigError: as :meth:`Handle.load_resharded`.
+        """
+        states = {
+            int(name.removeprefix("rank_")): torch.load(BytesIO(saved), map_location="cpu", weights_only=True)
+            for name, saved in values.items()
+        }
+        self._handle._load_shares(states, self._before)
+
+
+def _saving_workers(folder: str | PathLike[str]) -> int:
+    """Number of workers that saved the state in a checkpoint of ``torch.distributed.checkpoint``."""
+    from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415 - takes 0.3 s
+
+    names = FileSystemReader(folder).read_metadata().state_dict_metadata
+    ranks = {int(found[1]) for name in names if (found := re.search(r"\brank_(\d+)$", name))}
+    if not ranks:
+        raise ConfigError(f"{folder} has no state of a spardl handle; save handle.sharded() with the model")
+    return max(ranks) + 1

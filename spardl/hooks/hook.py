@@ -340,7 +340,7 @@ class Hook(GradientHandle):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this worker as plain data; each rank saves its own.
 
-        ``torch.distributed.checkpoint`` needs a separate key for each rank, such as ``f"spardl_{rank}"``.
+        For ``torch.distributed.checkpoint``, save ``sharded()`` instead.
         """
         if self._averager is None:
             return {}  # a newer handle of the model has the state

@@ -198,7 +198,7 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
         raise ConfigError(
             f"this state belongs to rank {saved['rank']} of {saved['workers']}, but this is rank {mine['rank']} of "
             f"{mine['workers']}; save and load the state on every rank, with the same number of workers, since each "
-            "rank has its own residual (in torch.distributed.checkpoint under one key per rank)"
+            "rank has its own residual (in torch.distributed.checkpoint, save handle.sharded())"
         )
     if _stateful(saved["parts"]) != _stateful(mine["parts"]):
         raise ConfigError(

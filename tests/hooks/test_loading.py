@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -257,13 +258,112 @@ def test_dcp_keeps_residuals() -> None:
             if key == "spardl":
                 lines: list[Any] = [None] * 2
                 dist.all_gather_object(lines, said)
-                found.append(any("under one key per rank" in line for line in lines))
+                found.append(any("save handle.sharded()" in line for line in lines))
             else:
                 other.run(range(4, 7))
                 found.append(said == "nothing" and torch.equal(weights(one.model), weights(other.model)))
         return found
 
     assert run_workers(2, work) == [[True, True]] * 2
+
+
+class Folder(NamedTuple):
+    """A checkpoint of ``torch.distributed.checkpoint`` and what has to be found in it."""
+
+    place: str
+    residual: torch.Tensor
+    finish: torch.Tensor
+
+
+def residual(loop: Any) -> torch.Tensor:
+    """This worker's residual, shape (n,)."""
+    return torch.cat([group["memory"] for group in loop.handle.state_dict()["groups"]])
+
+
+def summed(vector: torch.Tensor) -> torch.Tensor:
+    """The sum over all workers."""
+    total = vector.clone()
+    dist.all_reduce(total)
+    return total
+
+
+def save_sharded(kind: str, folder: str, *, later: bool) -> list[Folder]:
+    """Four steps of four workers, a checkpoint, and three more steps."""
+
+    def work(cluster: ProcessGroupCluster) -> Folder:
+        loop = HANDLES[kind]()
+        loop.run(range(4))
+        state = {"model": loop.model.state_dict(), "spardl": loop.handle.sharded()}
+        total = summed(residual(loop)) if kind != "outer" else torch.empty(0)
+        if later:
+            saving = dcp.async_save(state, checkpoint_id=folder)
+            loop.run(range(4, 5))
+            saving.result()
+            loop.run(range(5, 7))
+        else:
+            dcp.save(state, checkpoint_id=folder)
+            loop.run(range(4, 7))
+        return Folder(folder, total, weights(loop.model))
+
+    return run_workers(4, work)
+
+
+def load_sharded(kind: str, found: list[Folder], workers: int) -> list[tuple[bool, bool]]:
+    """Whether the sum of the residuals is that before, and the weights three steps later equal those before."""
+
+    def work(cluster: ProcessGroupCluster) -> tuple[bool, bool]:
+        loop, folder = HANDLES[kind](), found[min(cluster.local_ranks[0], 3)]
+        state = {"model": loop.model.state_dict(), "spardl": loop.handle.sharded(folder.place)}
+        dcp.load(state, checkpoint_id=folder.place)
+        loop.model.load_state_dict(state["model"])
+        kept = kind == "outer" or torch.allclose(summed(residual(loop)), folder.residual, rtol=0, atol=1e-12)
+        loop.run(range(4, 7))
+        return kept, torch.equal(weights(loop.model), folder.finish)
+
+    return run_workers(workers, work)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("later", [False, True], ids=["save", "async_save"])
+@pytest.mark.parametrize("kind", ["attach", "dear", "outer"])
+def test_sharded_state_resumes_to_the_same_bits(kind: str, later: bool, tmp_path: Path) -> None:
+    found = save_sharded(kind, str(tmp_path), later=later)
+    assert load_sharded(kind, found, 4) == [(True, True)] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("workers", [3, 6, 1])
+def test_sharded_state_of_other_workers_keeps_residuals(workers: int, tmp_path: Path) -> None:
+    found = save_sharded("attach", str(tmp_path), later=False)
+    assert found[0].residual.abs().sum() > 0
+    kept = load_sharded("attach", found, workers)
+    assert [each for each, _ in kept] == [True] * workers
+
+
+def test_resharded_states_need_all_ranks() -> None:
+    """The states of three workers, dealt to two; and handles that need the same number refuse."""
+
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        loop = HANDLES["wfbp"]()
+        loop.run(range(2))
+        own = loop.handle.state_dict()
+        states = [{**own, "owner": {**own["owner"], "rank": rank, "workers": 3}} for rank in range(3)]
+        total = 3 * residual(loop) if cluster.local_ranks[0] == 0 else torch.zeros_like(residual(loop))
+        alike = [None, own] if cluster.local_ranks[0] else [own, None]
+        dist.broadcast_object_list(states)
+        dist.all_reduce(total)
+        wrong = complaint(lambda: loop.handle.load_resharded([states[1], states[0], states[2]]))
+        loop.handle.load_resharded(states)
+        assert torch.allclose(summed(residual(loop)), total, rtol=0, atol=1e-12)
+        loop.handle.load_resharded(alike)
+        assert torch.equal(residual(loop), torch.cat([group["memory"] for group in own["groups"]]))
+        outer = Outermost()
+        return [wrong, complaint(lambda: outer.handle.load_resharded([{}] * 3))]
+
+    for rank, (wrong, outer) in enumerate(run_workers(2, work)):
+        assert wrong.startswith(f"this state belongs to rank {1 - rank} of 3, but this is rank {rank} of 3")
+        assert "was saved by 3 workers" in outer
+        assert outer.endswith("Outer needs the same number of workers")
 
 
 def test_calibration_counts_in_stats() -> None:

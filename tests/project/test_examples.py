@@ -20,9 +20,13 @@ EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
 # Makes the use of a deprecated name of this library an error.
 NO_DEPRECATED_NAMES = "error:spardl.:DeprecationWarning"
 # What an example prints, among other things.
-PRINTS = {"ddp": blocks(ROOT / "docs" / "quickstart.md", "text")[0], "resume": "\nstep 100: sum of all weights"}
+PRINTS = {
+    "ddp": blocks(ROOT / "docs" / "quickstart.md", "text")[0],
+    "resume": "\nstep 100: sum of all weights",
+    "resume_dcp": "\nstep 100, 3 workers: sum of all weights",
+}
 # Those that do not train, or print something else that is compared.
-NO_LOSSES = {"collective", "resume"}
+NO_LOSSES = {"collective", "resume", "resume_dcp"}
 # Those with a test of their own, which makes them smaller.
 LONG = {"adamw"}
 NEEDS = {"hf_accelerate": "accelerate", "hf_trainer": "accelerate", "lightning_fit": "lightning"}

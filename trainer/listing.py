@@ -193,13 +193,10 @@ def _experiments(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Se
     minutes, rows = _recorded("experiment", None), dict[str, Sequence[str]]()
     with _composing():
         for name, path in files.items():
-            words = f"experiment={name}"
-            plain, chosen = (
-                _composed(words),
-                [_composed_choice(group, words) for group in ("model", "dataset", "compressor")],
-            )
-            paper = _paper_of(name, path)
-            rows[name] = (*chosen, str(plain["cluster"]["workers"] or "-"), minutes.get(name, "-"), paper)
+            config = compose("train", [f"experiment={name}"], return_hydra_config=True)
+            chosen = [str(config.hydra.runtime.choices[group]) for group in ("model", "dataset", "compressor")]
+            workers = str(config.cluster.workers or "-")
+            rows[name] = (*chosen, workers, minutes.get(name, "-"), _paper_of(name, path))
     header = ("model", "data set", "method", "workers", "minutes*", "paper")
     return header, rows
 

@@ -121,6 +121,7 @@ def test_cost() -> None:
         assert (ledger.rounds, ledger.words) == (6, 2 * 40 * 3 // 4)
 
 
+@pytest.mark.slow
 def test_rescaled_is_right_on_average() -> None:
     """The mean over many steps is as close to the dense average as chance allows."""
     workers, length, steps, density = 2, 30, 2000, 0.2

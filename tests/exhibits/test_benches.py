@@ -81,6 +81,7 @@ def test_a_bench_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.
         benches.timed(str(path), ((),), "floor", 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("exhibit", "ours"),
     [pytest.param(*pair, id=pair[0].name) for pair in zip(BENCHES, ("spardl", "spardl", "32 workers"), strict=True)],

@@ -113,6 +113,7 @@ def test_what_a_row_has_of_its_own_comes_last(composing: None) -> None:
     assert {job.config["compressor"]["density"] for job in residuals if job not in few} == {0.01}
 
 
+@pytest.mark.slow
 def test_what_exhibits_share_is_one_training(composing: None) -> None:
     def jobs_of(name: str, row: str) -> set[str]:
         return {job.id for job in KNOWN[name].jobs("evening") if job.labels.job_type == row}

@@ -31,6 +31,7 @@ def streamed(method: str, rank: int, state: dict[str, Any] | None = None) -> tup
     return model, own, outer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", some_quick(["spardl", "none"], 2))
 def test_fragments_resume_bit_exactly_from_any_step(method: str) -> None:
     """Also with a fragment in flight, and if workers call state_dict() at different steps or never."""

@@ -191,6 +191,7 @@ DEFAULTS = (
 )
 
 
+@pytest.mark.slow
 def test_a_dozen_exchanges_learn_more_than_a_single_worker() -> None:
     """With the defaults; a constant momentum of 0.9, or a rate of 0.7 with a residual, did not."""
 

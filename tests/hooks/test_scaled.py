@@ -88,6 +88,7 @@ def test_no_mass_is_lost_in_a_skipped_step(kind: str) -> None:
     assert sum(row[0] for row in rows) == pytest.approx(sum(row[1] for row in rows), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_residuals_follow_the_scale() -> None:
     """Scales are powers of two, so weights are those without a scale."""
 

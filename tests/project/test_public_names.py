@@ -105,6 +105,7 @@ def test_configurations_keep_their_short_targets() -> None:
     assert targets == {"spardl.TopK", "spardl.AllGather", "spardl.LocalResidual", "spardl.Warmup", "spardl.Wire"}
 
 
+@pytest.mark.slow
 def test_a_training_uses_no_deprecated_names(tmp_path: Path) -> None:
     words = [*QUICK, "compressor=topk", "warmup=dense", f"output_dir={tmp_path}"]
     done = subprocess.run(

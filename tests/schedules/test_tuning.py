@@ -56,6 +56,7 @@ def nearness(curve: Curve, tuner: Tuner) -> float:
     return min(map(curve, SWEEP)) / curve(tuner.best)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("curve", "noise"), [(smooth(3, 0.5), 0.02), (stepped(256, 0.5), 0.0)], ids=["noise", "steps"])
 def test_comes_near_the_best_of_a_sweep(curve: Curve, noise: float) -> None:
     assert nearness(curve, tuned(curve, noise)) >= 0.95
@@ -86,6 +87,7 @@ def test_comes_near_the_best_of_a_sweep_on_the_timeline_model(model: str, preset
     assert nearness(seconds, tuned(seconds)) >= 0.95
 
 
+@pytest.mark.slow
 def test_the_model_is_what_finds_it() -> None:
     """The last five proposals lie where a smooth curve is flat, unlike random points."""
     points = tuned(smooth(7, 0.9)).state_dict()["points"]

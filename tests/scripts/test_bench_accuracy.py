@@ -77,6 +77,7 @@ def test_every_entrant_learns_and_all_workers_agree() -> None:
     assert len({tuple(each) for each in accuracies.values()}) > 3
 
 
+@pytest.mark.slow
 def test_the_clock_stands_still_while_the_model_is_tested() -> None:
     def work(cluster: ProcessGroupCluster) -> tuple[float, float]:
         began = time.perf_counter()

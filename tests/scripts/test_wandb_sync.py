@@ -134,6 +134,7 @@ def rebuild(folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
 
 
+@pytest.mark.slow
 def test_the_sweep_file_starts_a_run(tmp_path: Path) -> None:
     """As W&B's agent does: with one value of each parameter, and an id of its own."""
     sweep = yaml.safe_load((ROOT / "examples" / "wandb_sweep.yaml").read_text())

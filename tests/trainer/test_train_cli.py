@@ -126,6 +126,7 @@ def test_closed_streams_and_low_memory_limits(limits: str, expected: str, tmp_pa
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("-m", "compressor=none,topka,spardl", "seed=1,2", *TINY, f"output_dir={tmp_path}")
     done = command(*words, "logger=none")

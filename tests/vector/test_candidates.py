@@ -89,6 +89,7 @@ def name(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str
     return str(request.param)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_in_the_long_run_it_looks_at_little_more_than_k(name: str, dtype: torch.dtype) -> None:
     line = Line(dtype=dtype)

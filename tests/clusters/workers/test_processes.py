@@ -60,6 +60,7 @@ run_processes(1, lambda rank, heartbeat: print(len(os.listdir("/proc/self/task")
 """
 
 
+@pytest.mark.slow
 def test_torch_thread_pool_exists_before_other_threads(tmp_path: Path) -> None:
     """Else the first two that compute at once race to make it, and torch aborts. A pool keeps its first size."""
     done = subprocess.run(

@@ -9,11 +9,11 @@ from functools import lru_cache
 from typing import Any
 
 from hydra import compose, initialize_config_dir
-from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
 
 from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
@@ -37,11 +37,16 @@ def composing() -> Iterator[None]:
 def composed(*words: str) -> dict[str, Any]:
     """The resolved configuration of a command line of train.py, as plain data; see :func:`composing`.
 
-    What chooses files is composed once; values, which Hydra sets last of all, are set in a copy: ten times as fast.
+    The choices of files are composed once, and values, which Hydra sets last, are set in a copy: 10 x faster.
     """
     values = [word for word in words if _sets_a_value(_read(word))]
     config = deepcopy(_chosen(*(word for word in words if word not in values)))
-    ConfigLoaderImpl._apply_overrides_to_config(list(map(_read, values)), config)
+    try:
+        for override in map(_read, values):
+            adds = override.is_force_add()
+            OmegaConf.update(config, override.key_or_group, override.value(), merge=True, force_add=adds)
+    except OmegaConfBaseException:
+        config = compose("train", list(words))  # raises Hydra's own error
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     return plain
 
@@ -53,8 +58,11 @@ def _read(word: str) -> Override:
 
 
 def _sets_a_value(override: Override) -> bool:
-    """Whether Hydra sets it in the composed configuration, and does not look for it elsewhere."""
-    if override.is_sweep_override() or override.is_hydra_override() or override.package is not None:
+    """Whether Hydra only sets a value in the composed configuration."""
+    # Hydra checks whether a deleted or added key exists.
+    if override.is_delete() or override.is_add() or override.is_sweep_override() or override.is_hydra_override():
+        return False
+    if override.package is not None:
         return False
     loader: Any = GlobalHydra.instance().config_loader()
     return isinstance(override.value(), dict) or not loader.repository.group_exists(override.key_or_group)

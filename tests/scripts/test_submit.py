@@ -14,10 +14,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hydra._internal.core_plugins.basic_sweeper import BasicSweeper
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
 from hydra.errors import HydraException
+from hydra.plugins.sweeper import Sweeper
 
 from scripts import choices
 from scripts import slurm_lab as lab
@@ -55,8 +56,9 @@ def test_a_sweep_is_hydras(words: tuple[str, ...], sweeps: Any, monkeypatch: pyt
     hydra = type("Hydra", (), {"mode": None, "sweeper": type("Sweeper", (), {"params": {"model": "lstm,bert"}})})
     monkeypatch.setattr(sweeps, "compose", lambda *_, **__: type("Config", (), {"hydra": hydra}))
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    (basic,) = (kind for kind in Plugins.instance().discover(Sweeper) if kind.__name__ == "BasicSweeper")
     try:
-        (batch,) = BasicSweeper.split_arguments(parser.parse_overrides(["model=lstm,bert", *words]), None)
+        (batch,) = basic.split_arguments(parser.parse_overrides(["model=lstm,bert", *words]), None)
     except HydraException:
         with pytest.raises(ConfigError, match=r"lr=interval\(0,1\): a sweep needs discrete values"):
             sweeps.expand(words, True)

@@ -1,4 +1,4 @@
-"""Tables of learning: each row between the floor of one worker alone and the ceiling of dense training."""
+"""Tables of learning: each row between the floor of a single worker and the ceiling of dense training."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
-from scripts.evidence.plans import ALONE, DENSE, PUBLISHED, Line, Task
+from scripts.evidence.plans import ALONE, DENSE, Line, Task
 from scripts.exhibits.records import Record, Records
 from scripts.exhibits.statistics import spread
 from scripts.exhibits.tables import Cell, Row, Table
@@ -23,7 +23,7 @@ def summary_of(tasks: Sequence[Task], records: Records) -> Table:
         tasks: that compare something.
         records: of all trainings.
     """
-    columns = ("training", "sent", DENSE, "without", "with `optimizer=`", "one worker alone")
+    columns = ("training", "sent", DENSE, "without", "with `optimizer=`", "single worker")
     return Table("What compression costs", columns, [row for task in tasks for row in _compared(task, records)])
 
 
@@ -75,21 +75,14 @@ def _cells(
 
 
 def _gap(name: str, losses: Mapping[str, Mapping[int, float]]) -> str:
-    """The share that a row brings back of what the published form lost; and whether it is worse than nothing sent.
-
-    Means are over the seeds that all of them have.
-    """
-    if name == ALONE or not {DENSE, PUBLISHED, ALONE} <= losses.keys():
+    """Share of the gain of dense training over a single worker that a row reaches, on the seeds that all three have."""
+    if name in (ALONE, DENSE) or not {DENSE, ALONE} <= losses.keys():
         return ""
-    seeds = set.intersection(*(set(losses[each]) for each in (name, DENSE, PUBLISHED, ALONE)))
+    seeds = set.intersection(*(set(losses[each]) for each in (name, DENSE, ALONE)))
     if not seeds:
         return ""
-    own, dense, published, alone = (
-        mean(losses[each][seed] for seed in seeds) for each in (name, DENSE, PUBLISHED, ALONE)
-    )
-    below = "**worse than one worker alone**" if own > alone else ""
-    whole = published - dense
-    if name in (DENSE, PUBLISHED) or whole <= 0 or not math.isfinite(whole):
-        return below
-    share = f"{(published - own) / whole:.0%}" if own < published else "none"
-    return "; ".join(filter(None, (share, below)))
+    own, dense, alone = (mean(losses[each][seed] for seed in seeds) for each in (name, DENSE, ALONE))
+    if own > alone:
+        return "**worse than a single worker**"
+    gain = alone - dense
+    return f"{(alone - own) / gain:.0%}" if gain > 0 and math.isfinite(gain) else ""

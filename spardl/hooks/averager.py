@@ -547,17 +547,6 @@ class Averager:
         self.undo.forget()
         self._loads.note()
 
-    def adopt(self, parts: Sequence[Mapping[str, Any]], before: int) -> None:
-        """Replaces a loaded state, which has the same groups, by this worker's share of the states of other workers.
-
-        Args:
-            parts: states of the ranks in ``spardl.method.elastic.sources``, in that order.
-            before: number of workers that saved the states.
-        """
-        # Compressor and communicator start again: their states may depend on the number of workers.
-        self.engine.reset()
-        self.engine.adopt(0, [clone_data(dict(part)) for part in parts], before)
-
     def forget(self) -> None:
         """Resets the state to that before the first step."""
         self.take_back()

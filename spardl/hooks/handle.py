@@ -28,6 +28,7 @@ from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.method.moving import resolve_momentum
 from spardl.method.provenance import check_owner, owner_of
+from spardl.protocol.programs import clone_data
 from spardl.schedules import Schedule, Training
 from spardl.schedules.apply_update import decay_of
 from spardl.schedules.gradient_state import ResidualSize
@@ -225,7 +226,9 @@ class GradientHandle(Handle):
         assert averager is not None  # a handle without one refuses to load
         for other in others:
             averager.check_state(other)
-        averager.adopt([first, *others], before)
+        # Compressor and communicator start again: their states may depend on the number of workers.
+        averager.engine.reset()
+        averager.engine.adopt(0, clone_data([first, *others]), before)
 
     def _watch_steps(self, *, delayed: bool = False) -> None:
         """Starts to watch the optimizer's steps; ``delayed``: whether updates are applied after ``step()`` returns."""

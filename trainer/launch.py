@@ -439,10 +439,12 @@ class ProcessGroup(Launcher):
             self._await_readers(store)
             raise
         store.set("run", _run_to_json(run))
+        if run.finished:
+            self._await_readers(store)  # nothing else keeps this process until they have read it
         return run
 
     def _await_readers(self, store: Any) -> None:
-        # The store ends with this process; ranks that have not read the error would see a lost connection.
+        # The store ends with this process; ranks that have not read the decision would see a lost connection.
         with suppress(RuntimeError):
             store.wait([f"heard/{rank}" for rank in range(1, self.workers)], timedelta(seconds=_ERROR_SECONDS))
 

@@ -75,7 +75,8 @@ def scene_of(fault: Fault, setup: Setup, seed: int, finished: _Finished, folder:
     with fault.outputs(outputs):
         other = outputs / finished[setup].name
         shutil.copytree(finished[setup], other)
-        words = (*words_of(setup), f"output_dir={outputs}", "resume=auto")
+        # With force=true, the finished run next to it does not keep this one from starting.
+        words = (*words_of(setup), f"output_dir={outputs}", "resume=auto", "force=true")
         draw = random.Random(f"{fault.name} {seed}")
         yield Scene(draw, outputs, other, folder / "logs", words, setup.workers, fault.phase)
 

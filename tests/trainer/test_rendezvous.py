@@ -217,3 +217,18 @@ def test_a_stranger_does_not_end_a_run_of_torchrun(tmp_path: Path) -> None:
         started.send_signal(signal.SIGKILL)
         started.wait()
     assert summary(only_run(tmp_path))["status"] == "finished"
+
+
+@pytest.mark.slow
+def test_all_ranks_of_torchrun_end_if_the_run_is_finished(tmp_path: Path) -> None:
+    words = ("train.py", "training.max_steps=2", "logger=none", "resume=auto", f"output_dir={tmp_path}")
+    environment = {name: value for name, value in os.environ.items() if name not in STARTED_BY}
+    command = [*TORCHRUN, "--nproc-per-node", "2", *words]
+    for printed in ("results: ", "already finished: "):
+        done = subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert printed in done.stdout
+        assert "error: " not in done.stderr
+    assert only_run(tmp_path)

@@ -43,8 +43,8 @@ def composed(*words: str) -> dict[str, Any]:
     config = deepcopy(_chosen(*(word for word in words if word not in values)))
     try:
         for override in map(_read, values):
-            adds = override.is_force_add()
-            OmegaConf.update(config, override.key_or_group, override.value(), merge=True, force_add=adds)
+            key, value = override.key_or_group, override.value()
+            OmegaConf.update(config, key, value, merge=True, force_add=override.is_force_add())
     except OmegaConfBaseException:
         config = compose("train", list(words))  # raises Hydra's own error
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]

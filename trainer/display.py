@@ -15,7 +15,7 @@ from rich.text import Text
 
 from trainer.observers import Observer
 
-__all__ = ["Announcement", "LineDisplay", "TerminalDisplay", "clock", "make_display", "show_activity"]
+__all__ = ["Announcement", "LineDisplay", "TerminalDisplay", "clock", "make_display", "show_activity", "table_console"]
 
 
 # Delay before an activity is printed when stdout is not a terminal, in seconds.
@@ -28,6 +28,12 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def table_console(width: int) -> Console:
+    """Console for a table; a file or pipe, which has no width, gets lines of at most ``width`` characters."""
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(highlight=False, width=width)
 
 
 class Announcement:

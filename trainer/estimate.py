@@ -56,7 +56,7 @@ def estimate(plan: Plan, learner: Learner, cluster: Cluster, steps: int) -> Esti
     """Times the evaluation of a few examples, which changes no state; ``None`` for small models.
 
     Args:
-        plan: what is trained.
+        plan: plan of the run.
         learner: the model and the local workers.
         cluster: workers that train together; all call this function, so that they compete for the processors as in
             training.

@@ -23,6 +23,7 @@ from trainer.build import build
 from trainer.checkpoint import list_checkpoints
 from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, check_plugins, complain, say
 from trainer.experiment import Experiment
+from trainer.launch import WORKERS
 from trainer.observers import Wandb, without_run_id
 from trainer.runs import Run, UnfinishedError, finished_run
 from trainer.sweep import Outcome, Sweep
@@ -74,7 +75,7 @@ def _train(config: DictConfig, outcome: Outcome) -> float | None:
         raise ConfigError("a sweep (-m) starts its workers itself; start it without torchrun or srun")
     check_plugins(config.get("plugins"), HydraConfig.get().overrides.task)
     if leads(os.environ):
-        with suppress(OmegaConfBaseException):  # build() says what is wrong with a configuration
+        with suppress(OmegaConfBaseException):  # build() reports the error
             print(_plan(config), flush=True)
     experiment = build(config, _label(config))
     if not isinstance(config.force, bool):
@@ -148,16 +149,16 @@ def _model(config: DictConfig) -> str:
 
 
 def _plan(config: DictConfig) -> str:
-    """One line about what the command will do, before the data are read and the model is built."""
+    """Summary of the run in one line, before the data are read and the model is built."""
     choices = HydraConfig.get().runtime.choices
     names = ("epochs", "max_steps", "batch_size", "accumulation")
     epochs, most, batch, passes = (OmegaConf.select(config, f"training.{name}") for name in names)
-    workers = OmegaConf.select(config, "cluster.workers")
-    started = workers or os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 4
+    member = find_membership(os.environ)
+    workers = OmegaConf.select(config, "cluster.workers") or (member.size if member else WORKERS)
     length = f"{epochs} epochs" if most is None else f"at most {most} steps"
     examples = f"{batch}" if passes == 1 else f"{batch} x {passes}"
     return (
-        f"plan: {choices['compressor']} on {_model(config)} with {choices['dataset']}; {started} workers "
+        f"plan: {choices['compressor']} on {_model(config)} with {choices['dataset']}; {workers} workers "
         f"({choices['cluster']}) x {examples} examples a step; {length}; results in {config.output_dir}/"
     )
 

@@ -34,6 +34,7 @@ from trainer.rendezvous import Rendezvous, Stopping
 from trainer.runs import Run
 
 __all__ = [
+    "WORKERS",
     "Heartbeat",
     "Hosted",
     "Job",
@@ -47,6 +48,9 @@ __all__ = [
     "with_stopping",
 ]
 
+
+WORKERS = 4
+"""Number of workers where neither a setting nor torchrun or srun decides it."""
 
 # Upper limit of threads per worker; torch itself accepts any number.
 _MOST_THREADS = 1024
@@ -234,7 +238,7 @@ class Simulated(Launcher):
         ConfigError: if a value is out of range or not supported, or torchrun or srun started several processes.
     """
 
-    workers: int = 4
+    workers: int = WORKERS
     network: str | Mapping[str, Any] = "ethernet_1g"
     count_local: bool = True
     profile: str | None = None
@@ -341,7 +345,7 @@ class ProcessGroup(Launcher):
             raise ConfigError(
                 f"cluster.workers={workers}, but {started} workers were started; use cluster.workers=null"
             )
-        self.workers = workers if workers is not None else started or 4
+        self.workers = workers if workers is not None else started or WORKERS
         self._backend, self._device, self._port = backend, device, port
         self._timeout, self._threads, self._streams, self._interface = timeout, threads, streams, interface
         self._throttle = None if throttle is None else parse_network(throttle, "cluster.throttle")

@@ -16,12 +16,11 @@ import yaml
 from hydra import compose, initialize_config_dir
 from hydra.utils import get_object
 from omegaconf import OmegaConf
-from rich.console import Console
 from rich.table import Table
 
 from spardl.basics.errors import ConfigError, SpardlError
 from trainer.build import CONFIGURATIONS, build_dataset, build_plan
-from trainer.display import show_activity
+from trainer.display import show_activity, table_console
 from trainer.targets import importable, nearest
 
 __all__ = ["groups", "help_text", "print_list"]
@@ -126,8 +125,7 @@ def print_list(wanted: str, folder: str | None = None) -> None:
         table.caption, table.caption_justify = _MEASURED, "left"
     for name, cells in rows.items():
         table.add_row(name, *cells)
-    console = Console(highlight=False)
-    (console if console.is_terminal else Console(highlight=False, width=_WIDTH)).print(table)
+    table_console(_WIDTH).print(table)
 
 
 def _described(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequence[str]]]:

@@ -12,9 +12,9 @@ from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
-from rich.console import Console
 from rich.table import Table
 
+from trainer.display import table_console
 from trainer.runs import Run, final_metric
 
 __all__ = ["Outcome", "Sweep", "sweep_words"]
@@ -62,8 +62,7 @@ class Sweep:
         table = Table("", "run", "state", "metric", "seconds", "MB per worker", "path", box=None, pad_edge=False)
         for number, outcome in enumerate(self.outcomes, 1):
             table.add_row(str(number), outcome.words, outcome.state, *_figures(outcome))
-        console = Console(highlight=False)
-        (console if console.is_terminal else Console(highlight=False, width=_WIDTH)).print(table)
+        table_console(_WIDTH).print(table)
 
 
 def _figures(outcome: Outcome) -> list[str]:

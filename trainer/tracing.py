@@ -21,8 +21,8 @@ _SKIPPED, _RECORDED = 6, 3
 class Tracing:
     """Writes a trace of some steps of this process, for chrome://tracing or ui.perfetto.dev.
 
-    The phases of the library are ranges named ``spardl.PHASE``. Only the thread of the training loop has them: what a
-    schedule sends in the background shows up as waiting.
+    The phases of the library are ranges named ``spardl.PHASE``. Only the thread of the training loop has them: sends
+    of a schedule in the background show up as waiting.
 
     Args:
         cluster: cluster whose phases are named.

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from scripts.submission.standing import Standing
 from scripts.submission.submissions import Submission
+from trainer.display import table_console
 
 __all__ = ["print_table"]
 
@@ -22,9 +22,7 @@ _WIDE = 10_000
 
 def print_table(submission: Submission, found: Sequence[Standing]) -> None:
     """Prints one line per run and the number of runs in each state."""
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=_WIDE)
+    console = table_console(_WIDE)
     table = Table("", "id", "state", "", "job", "run", box=None, pad_edge=False)
     for number, (entry, one) in enumerate(zip(submission.entries, found, strict=True), 1):
         state = Text(one.state, style=_COLOURS.get(one.state, _OTHERWISE))

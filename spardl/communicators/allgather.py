@@ -46,11 +46,11 @@ class AllGather(Communicator[SparseCompressor, State]):
         context, compressor = sync.context, sync.compressor
         own = sync.accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
         team, capacity = whole_team(context.worker), compressor.capacity(context)
-        courier = BlockExchange.of(sync.accumulated, full=compressor.fills)
+        transport = BlockExchange.of(sync.accumulated, full=compressor.fills)
         if capacity is None:
             # Receivers allocate their buffers in advance, so they need the counts before the entries.
-            slots = yield from courier.slots_of(team, own, [own.length] * team.size)
+            slots = yield from transport.slots_of(team, own, [own.length] * team.size)
         else:
             slots = [Slot(capacity, own.length)] * team.size
-        blocks = yield from courier.all_gather(team, own, slots)
+        blocks = yield from transport.all_gather(team, own, slots)
         return merge(blocks) if host_reads(own.values) or not compressor.fills else merge_padded(blocks)

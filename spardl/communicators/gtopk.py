@@ -98,14 +98,14 @@ def folded_doubling(team: Team, own: SparseVector, target: Target) -> Program[Sp
 
 def _send(to: int, block: SparseVector, target: Target) -> Program[None]:
     yield Phase.PACK
-    yield Exchange([target.courier.send(to, block, target.slot)], [])
+    yield Exchange([target.transport.send(to, block, target.slot)], [])
 
 
 def _receive(source: int, target: Target) -> Program[SparseVector]:
     yield Phase.PACK
-    courier = target.courier
-    (message,) = yield Exchange([], [courier.receive(source, target.slot)])
-    block = courier.open(message, target.slot)
+    transport = target.transport
+    (message,) = yield Exchange([], [transport.receive(source, target.slot)])
+    block = transport.open(message, target.slot)
     yield Phase.MERGE
     return block
 

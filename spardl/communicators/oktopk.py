@@ -128,13 +128,13 @@ class Region(NamedTuple):
     Attributes:
         team: All workers.
         borders: Borders of all regions.
-        courier: Transport of sparse vectors.
+        transport: Transport of sparse vectors.
         entries: Sums in this worker's region, with indices relative to its start.
     """
 
     team: Team
     borders: Sequence[int]
-    courier: BlockExchange
+    transport: BlockExchange
     entries: SparseVector
 
     @property
@@ -157,8 +157,8 @@ class Region(NamedTuple):
 
     def gathered(self) -> Program[SparseVector]:
         """Gathers the entries of all regions, after their counts."""
-        slots = yield from self.courier.slots_of(self.team, self.entries, self.lengths)
-        return (yield from self.courier.all_gather_joined(self.team, self.entries, slots))
+        slots = yield from self.transport.slots_of(self.team, self.entries, self.lengths)
+        return (yield from self.transport.all_gather_joined(self.team, self.entries, slots))
 
     def in_vector(self) -> SparseVector:
         """The entries with indices of the whole vector."""
@@ -269,10 +269,10 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         # Borders also have to be chosen after the world size has changed.
         if context.step % self.repartition_period == 0 or state.borders.numel() != team.size + 1:
             state.borders = torch.tensor((yield from consensus_borders(team, own)), dtype=torch.int64)
-        borders, courier = state.borders.tolist(), BlockExchange.of(accumulated)
-        total = yield from split_and_reduce(team, own, borders, self.bucket, courier)
+        borders, transport = state.borders.tolist(), BlockExchange.of(accumulated)
+        total = yield from split_and_reduce(team, own, borders, self.bucket, transport)
         # The owner rounds its sums before it selects, so it compares the values that all workers will receive.
-        region = Region(team, borders, courier, accumulated.rounded(borders[team.position], total))
+        region = Region(team, borders, transport, accumulated.rounded(borders[team.position], total))
         if k >= length:
             # Density 1 must return every entry, including zeros, and needs no threshold.
             return (yield from region.gathered())
@@ -313,10 +313,10 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         team, length = region.team, region.borders[-1]
         if not (balanced and self._is_unequal(counts)):
             slots = [Slot(*pair) for pair in zip(counts, region.lengths, strict=True)]
-            return (yield from region.courier.all_gather_joined(team, region.entries, slots))
-        block = yield from balance(team, region.in_vector(), counts, region.courier)
+            return (yield from region.transport.all_gather_joined(team, region.entries, slots))
+        block = yield from balance(team, region.in_vector(), counts, region.transport)
         slots = [Slot(stop - start, length) for start, stop in pairwise(equal_regions(sum(counts), team.size))]
-        return joined((yield from region.courier.all_gather(team, block, slots)))
+        return joined((yield from region.transport.all_gather(team, block, slots)))
 
     def _is_unequal(self, counts: Sequence[int]) -> bool:
         factor, alone = self.balance_factor, len(counts) == 1

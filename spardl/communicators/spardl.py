@@ -175,7 +175,7 @@ def spar_reduce_scatter(
         select: Selection of the entries to keep.
         full: Whether it always selects as many entries as a block may keep.
     """
-    courier = BlockExchange.of(accumulated, full=full)
+    transport = BlockExchange.of(accumulated, full=full)
     for distance, size in srs_rounds(team.size):
         outgoing, incoming = (
             _cyclic_blocks(blocks, team.at(distance), size),
@@ -184,7 +184,7 @@ def spar_reduce_scatter(
         yield Phase.SELECT
         # Lazy block-wise sparsification: a block is cut to its k_b largest entries only now that it leaves, after all
         # that arrived for it was added, so each block is cut once. The blocks of a round form one contiguous vector.
-        arrived = yield from courier.exchange(
+        arrived = yield from transport.exchange(
             to=team.rank(distance),
             vector=accumulated.take(outgoing, select),
             slot=_slot(outgoing),
@@ -240,9 +240,9 @@ def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[
         return own.take(capacity)
     # A block that is kept whole leaves nothing to choose, and density 1 must lose nothing: h is not adapted then.
     h = capacity if capacity == own.slot.length else state.start(capacity, peers.size)
-    courier, slots = BlockExchange.of(own.accumulated, full=own.full), [Slot(h, own.slot.length)] * peers.size
+    transport, slots = BlockExchange.of(own.accumulated, full=own.full), [Slot(h, own.slot.length)] * peers.size
     # ``merge`` adds in the order of teams on every worker; another order could change the last bit of a sum.
-    union = merge((yield from courier.all_gather(peers, own.take(h), slots)))
+    union = merge((yield from transport.all_gather(peers, own.take(h), slots)))
     state.adapt(len(union), capacity, peers.size)
     # All teams round the same sums, so each of them keeps its share of the rounding error.
     return own.accumulated.rounded(own.start, union.largest(capacity), peers.size)

@@ -111,19 +111,19 @@ class TopkDSA(Communicator[SparseCompressor, State]):
         context, accumulated, compressor = sync.context, sync.accumulated, sync.compressor
         length, team = accumulated.values.numel(), whole_team(context.worker)
         own = accumulated.take([compressor.whole(context)], compressor.selector(context, sync.compression))
-        courier = BlockExchange.of(accumulated)
+        transport = BlockExchange.of(accumulated)
         borders = equal_regions(length, team.size)
-        region = yield from split_and_reduce(team, own, borders, self.bucket, courier)
+        region = yield from split_and_reduce(team, own, borders, self.bucket, transport)
         start = borders[team.position]
         # Round before the boundary: the owner must use the same values as the workers that receive the region.
         region = accumulated.rounded(start, region)
         yield Boundary(SparseVector(region.indices + start, region.values, length))
         lengths = [stop - start for start, stop in pairwise(borders)]
-        slots = yield from courier.slots_of(team, region, lengths)
+        slots = yield from transport.slots_of(team, region, lengths)
         # All workers know all counts, so all of them choose the same format.
         if sum(slot.capacity for slot in slots) > self.dense_above * length:
             return (yield from _gather_dense(team, region, lengths, accumulated.wire))
-        return (yield from courier.all_gather_joined(team, region, slots))
+        return (yield from transport.all_gather_joined(team, region, slots))
 
 
 def _gather_dense(team: Team, region: SparseVector, lengths: Sequence[int], wire: Wire) -> Program[SparseVector]:

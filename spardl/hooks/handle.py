@@ -317,11 +317,11 @@ class ShardedState:
     def state_dict(self) -> dict[str, bytes]:
         """Returns the states to save or load, by rank, each as the bytes that ``torch.save`` writes."""
         worker, file = self._handle._worker, BytesIO()
-        # Bytes instead of tensors: a new handle cannot know all keys and shapes of a saved state, and torch loads only
-        # what it finds in the current one.
+        # Bytes instead of tensors: torch loads only the keys and shapes of the current state, and a new handle does not
+        # know all of those that were saved.
         torch.save(self._handle.state_dict(), file)
         ranks = [worker.rank] if self._before == worker.size else sources(worker, self._before)
-        return {f"rank_{rank}": file.getvalue() for rank in ranks}
+        return dict.fromkeys((f"rank_{rank}" for rank in ranks), file.getvalue())
 
     def load_state_dict(self, values: Mapping[str, bytes]) -> None:
         """Restores the states that ``state_dict`` returned.

@@ -156,7 +156,7 @@ class Engine(ABC):
         steps: Number of steps that began since the engine was created.
         gradient_state: Residuals and moments, which last from step to step.
         limit: Limit on the gradient norm, with the last measured norm.
-        measures_residual: Whether this step measures what it adds to the residuals; handles measure every 16th step.
+        measures_residual: Whether this step measures its change of the residuals; handles measure every 16th step.
         chosen: Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing.
         fixed: Whether the groups never change during training.
     """

@@ -128,7 +128,7 @@ def test_what_cannot_be_rebuilt_is_named(tmp_path: Path) -> None:
 
 
 def rebuild(folder: Path) -> subprocess.CompletedProcess[str]:
-    """In a process of its own: W&B's service outlives a run."""
+    """In a separate process: W&B's service outlives a run."""
     command = [sys.executable, "scripts/wandb_sync.py", str(folder), "--rebuild"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
@@ -136,7 +136,7 @@ def rebuild(folder: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.slow
 def test_the_sweep_file_starts_a_run(tmp_path: Path) -> None:
-    """As W&B's agent does: with one value of each parameter, and an id of its own."""
+    """As W&B's agent does: with one value of each parameter, and its own id."""
     sweep = yaml.safe_load((ROOT / "examples" / "wandb_sweep.yaml").read_text())
     chosen = {"compressor": "topka", "optimizer.lr": 0.05, "training.epochs": 5}
     assert set(chosen) == set(sweep["parameters"])

@@ -172,9 +172,9 @@ def _plain(block: SparseVector, borders: Sequence[int], team: Team) -> Program[S
 def _levelled(block: SparseVector, borders: Sequence[int], team: Team) -> Program[SparseVector]:
     region = Region(team, borders, _courier(block), block)
     counts = [count for (count,) in (yield from all_gather_counts(team, [len(block)], block.indices.device))]
-    level = yield from balance(team, region.in_vector(), counts, region.courier)
+    level = yield from balance(team, region.in_vector(), counts, region.transport)
     slots = [Slot(stop - start, level.length) for start, stop in pairwise(equal_regions(sum(counts), team.size))]
-    return joined((yield from region.courier.all_gather(team, level, slots)))
+    return joined((yield from region.transport.all_gather(team, level, slots)))
 
 
 def _arriving(own: Sequence[SparseVector], borders: Sequence[int]) -> list[int]:

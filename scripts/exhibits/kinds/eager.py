@@ -105,10 +105,10 @@ class EagerSparDL(SparDL):
         """Rounds of SparDL with blocks that are sparse from the beginning."""
         yield Phase.SELECT
         held = [accumulated.take([part], select) for part in blocks.parts]
-        courier = BlockExchange.of(accumulated)
+        transport = BlockExchange.of(accumulated)
         for distance, size in srs_rounds(team.size):
             outgoing, incoming = ([team.at(first + each) for each in range(size)] for first in (distance, 0))
-            arrived = yield from courier.exchange(
+            arrived = yield from transport.exchange(
                 to=team.rank(distance),
                 vector=concatenate([held[number] for number in outgoing]),
                 slot=_room(blocks, outgoing),

@@ -36,7 +36,7 @@ class Target(NamedTuple):
     full: bool = False
 
     @property
-    def courier(self) -> BlockExchange:
+    def transport(self) -> BlockExchange:
         """Transport of the blocks."""
         return BlockExchange.of(self.accumulated, full=self.full)
 
@@ -68,10 +68,10 @@ def recursive_doubling(team: Team, own: SparseVector, target: Target) -> Program
     Returns:
         The sum, bit-identical on all members.
     """
-    merged, courier = own, target.courier
+    merged, transport = own, target.transport
     for level in range((team.size - 1).bit_length()):
         partner = team.members[team.position ^ (1 << level)]
-        arrived = yield from courier.exchange(partner, merged, target.slot, partner, target.slot)
+        arrived = yield from transport.exchange(partner, merged, target.slot, partner, target.slot)
         # The partner adds the same two summands in the other order: floating-point addition is commutative.
         merged = target.add_up([merged, arrived], holders=2 << level)
     return merged

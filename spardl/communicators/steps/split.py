@@ -37,7 +37,7 @@ def equal_regions(length: int, count: int) -> list[int]:
 
 
 def split_and_reduce(
-    team: Team, own: SparseVector, borders: Sequence[int], bucket: int, courier: BlockExchange
+    team: Team, own: SparseVector, borders: Sequence[int], bucket: int, transport: BlockExchange
 ) -> Program[SparseVector]:
     """Sums each region of a sparse vector at its owner.
 
@@ -46,7 +46,7 @@ def split_and_reduce(
         own: Entries of this member.
         borders: Region i is ``[borders[i], borders[i + 1])`` and belongs to the member at position i.
         bucket: Number of peers that a member sends to in one round.
-        courier: Transport of sparse vectors.
+        transport: Transport of sparse vectors.
 
     Returns:
         The sum of all members' entries in this member's region, added in the order of members, with indices relative to
@@ -61,9 +61,9 @@ def split_and_reduce(
     for first in range(1, team.size, bucket):
         offsets = range(first, min(first + bucket, team.size))
         slots = [Slot(counts[team.at(-offset)], length) for offset in offsets]
-        arrived = yield _bucket_exchange(team, regions, offsets, slots, courier)
+        arrived = yield _bucket_exchange(team, regions, offsets, slots, transport)
         for offset, slot, message in zip(offsets, slots, arrived, strict=True):
-            parts[team.at(-offset)] = courier.open(message, slot)
+            parts[team.at(-offset)] = transport.open(message, slot)
     yield Phase.MERGE
     return merge(parts)
 
@@ -82,13 +82,17 @@ def swap_words(workers: int) -> int:
 
 
 def _bucket_exchange(
-    team: Team, regions: Sequence[SparseVector], offsets: Sequence[int], coming: Sequence[Slot], courier: BlockExchange
+    team: Team,
+    regions: Sequence[SparseVector],
+    offsets: Sequence[int],
+    coming: Sequence[Slot],
+    transport: BlockExchange,
 ) -> Exchange:
     sends = []
     for offset in offsets:
         region = regions[team.at(offset)]
-        sends.append(courier.send(team.rank(offset), region, Slot(len(region), region.length)))
-    receives = [courier.receive(team.rank(-offset), slot) for offset, slot in zip(offsets, coming, strict=True)]
+        sends.append(transport.send(team.rank(offset), region, Slot(len(region), region.length)))
+    receives = [transport.receive(team.rank(-offset), slot) for offset, slot in zip(offsets, coming, strict=True)]
     return Exchange(sends, receives)
 
 
@@ -133,14 +137,14 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
 # worker sends only the entries outside its new block.
 
 
-def balance(team: Team, own: SparseVector, counts: Sequence[int], courier: BlockExchange) -> Program[SparseVector]:
+def balance(team: Team, own: SparseVector, counts: Sequence[int], transport: BlockExchange) -> Program[SparseVector]:
     """Redistributes the entries of all members, in the same order, into nearly equal blocks.
 
     Args:
         team: Members in a fixed order.
         own: Entries of this member; all its indices are above those of the members before it.
         counts: Number of entries of each member, by position.
-        courier: Transport of sparse vectors.
+        transport: Transport of sparse vectors.
 
     Returns:
         This member's new block, of the same length as ``own``; block sizes differ by at most one entry.
@@ -157,15 +161,15 @@ def balance(team: Team, own: SparseVector, counts: Sequence[int], courier: Block
     sources = [position for position in others if slots[position].capacity]
     arrived = yield Exchange(
         [
-            courier.send(team.members[position], outgoing[position], Slot(len(outgoing[position]), own.length))
+            transport.send(team.members[position], outgoing[position], Slot(len(outgoing[position]), own.length))
             for position in others
             if len(outgoing[position])
         ],
-        [courier.receive(team.members[position], slots[position]) for position in sources],
+        [transport.receive(team.members[position], slots[position]) for position in sources],
     )
     blocks = {me: outgoing[me]}
     for position, message in zip(sources, arrived, strict=True):
-        blocks[position] = courier.open(message, slots[position])
+        blocks[position] = transport.open(message, slots[position])
     yield Phase.MERGE
     return joined([blocks[position] for position in sorted(blocks)])
 

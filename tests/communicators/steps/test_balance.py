@@ -22,8 +22,8 @@ def balanced(blocks: list[SparseVector]) -> tuple[list[SparseVector], SimulatedC
     size = len(blocks)
     cluster = SimulatedCluster(size, NETWORK, count_local=False)
     counts = [len(block) for block in blocks]
-    courier = BlockExchange(Typed(blocks[0].values.dtype, blocks[0].values.dtype))
-    programs = [balance(whole_team(Worker(rank, size)), block, counts, courier) for rank, block in enumerate(blocks)]
+    transport = BlockExchange(Typed(blocks[0].values.dtype, blocks[0].values.dtype))
+    programs = [balance(whole_team(Worker(rank, size)), block, counts, transport) for rank, block in enumerate(blocks)]
     return cluster.run(programs), cluster
 
 

@@ -45,8 +45,8 @@ def test_each_owner_gets_the_sum_of_its_region(size: int, bucket: int) -> None:
     def program(rank: int) -> Program[SparseVector]:
         indices = dense[rank].nonzero().squeeze(1)
         own = SparseVector(indices, dense[rank, indices], length)
-        courier = BlockExchange(Typed(torch.float64, torch.float64))
-        return split_and_reduce(whole_team(Worker(rank, size)), own, borders, bucket, courier)
+        transport = BlockExchange(Typed(torch.float64, torch.float64))
+        return split_and_reduce(whole_team(Worker(rank, size)), own, borders, bucket, transport)
 
     cluster = SimulatedCluster(size, NETWORK, count_local=False)
     for rank, region in enumerate(cluster.run([program(rank) for rank in range(size)])):

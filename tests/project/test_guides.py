@@ -60,11 +60,12 @@ class Setting:
 
 def _two_trainings(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor, Stats]:
     """The quickstart from its first line to its last but one: without a break, and cut in the middle."""
-    attach, loop, look, save, resume, _ = blocks(QUICKSTART, "python")
+    attach, loop, look, save, resume, distributed, _ = blocks(QUICKSTART, "python")
     straight = Setting(cluster.local_ranks[0])
     straight.run(attach)
     straight.run(loop, slice(4))
     straight.run(save)
+    straight.run(distributed)
     straight.run(loop, slice(4, 8))
     straight.run(look)
     resumed = Setting(cluster.local_ranks[0], seed=1)

@@ -74,6 +74,7 @@ def test_a_configuration_that_is_a_sweep(sweeps: Any) -> None:
     assert all(run[1] == "experiment=sparse_communication_study" and run[0].startswith("+point=") for run in runs)
 
 
+@pytest.mark.slow
 def test_the_id_is_the_same_wherever_a_run_is(sweeps: Any) -> None:
     names = ("process_group", "slurm", "local")
     slurm, group, local = (sweeps.plan([f"cluster={name}", "cluster.workers=3"]) for name in names)
@@ -266,6 +267,7 @@ def test_jobs_without_a_record_are_found(
     assert f"waits or runs in submission {record.parent.name}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_waits_or_runs_is_not_submitted_again(
     queued: Path, submit: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

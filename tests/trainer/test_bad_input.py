@@ -221,6 +221,7 @@ def test_a_chosen_port(tmp_path: Path) -> None:
     assert here(f"cluster.port={port}", "cluster.workers=2", "training.max_steps=1", f"output_dir={tmp_path}") == 0
 
 
+@pytest.mark.slow
 def test_as_typed(tmp_path: Path) -> None:
     done = command("compressor.density=2", "logger=none", f"output_dir={tmp_path}")
     assert done.returncode == 2
@@ -276,7 +277,7 @@ def truncate(path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("harm", "name"),
-    some_quick(product([flip, truncate, Path.unlink], ["shared.pt", "rank-3.pt", "manifest.json"]), 4),
+    some_quick(product([flip, truncate, Path.unlink], ["shared.pt", "rank-3.pt", "manifest.json"]), 8),
 )
 def test_the_newest_checkpoint_is_bad(
     harm, name: str, corrupt: Corrupt, finished: Path, capfd: pytest.CaptureFixture[str]

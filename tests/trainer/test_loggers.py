@@ -245,6 +245,7 @@ def test_the_end_waits_for_no_further_start(monkeypatch: pytest.MonkeyPatch, tmp
 
 
 # The first import of requests warns where PySocks is missing, and pytest makes errors of warnings.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:SOCKS support")
 def test_a_run_resumes_as_the_same_wandb_run(tmp_path: Path) -> None:
     words = (

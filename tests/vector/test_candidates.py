@@ -17,6 +17,7 @@ from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Range
 from spardl.vector.selection import Chosen, CompiledFinder, Finder, Integers, ListingRanges, PortableFinder, finder_for
 from spardl.vector.sparse import SparseVector
+from tests.support.quick import some_quick
 from tests.vector.test_selection import DTYPES, PATHS, exact
 
 LENGTH = 60_000
@@ -139,7 +140,7 @@ SCALES = {
 }
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", some_quick(DTYPES, 2), ids=str)
 @pytest.mark.parametrize("scales", SCALES.values(), ids=SCALES)
 def test_exact_whatever_the_gradients(name: str, scales: list[float], dtype: torch.dtype) -> None:
     line = Line(1500, dtype)

@@ -158,7 +158,7 @@ def find_checkpoint(
         run: required run id; ``None`` for any.
 
     Returns:
-        The checkpoint, ``None`` if there are none at all; and the errors of newer checkpoints.
+        The checkpoint, ``None`` without any; and the errors of newer checkpoints.
 
     Raises:
         CheckpointError: if there are checkpoints, but none is valid; or if a checkpoint at least as new as the newest

@@ -128,7 +128,7 @@ def _begin(config: DictConfig, experiment: Experiment, run: Run) -> None:
 
 
 def _command() -> str:
-    # The overrides of this job alone, so that a run of a sweep can be repeated by itself.
+    # The overrides of this job alone, so that a run of a sweep can be repeated alone.
     used = HydraConfig.get()
     added = [source.path for source in used.runtime.config_sources if source.provider == "command-line"]
     options = [word for path in added for word in ("--config-dir", path)]

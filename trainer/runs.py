@@ -145,7 +145,7 @@ class Run:
         write_atomically(self.summary_file, (to_json(content, indent=2) + "\n").encode())
 
     def read_summary(self) -> dict[str, Any]:
-        """Reads the summary; an empty mapping if there is none."""
+        """Reads the summary; an empty mapping without one."""
         try:
             content: Any = read_json(self.summary_file)
         except (OSError, ValueError):

@@ -32,7 +32,7 @@ WORKERS = range(1, 65)
 DECLARED = (
     "method",
     "source",
-    "what is sent",
+    "sent",
     "rounds",
     "words per worker",
     "error feedback",

@@ -1,4 +1,4 @@
-"""Exceptions that users can act on; each message says what is wrong, where, and what to do."""
+"""Exceptions that users can act on; each message names the fault, its place and the remedy."""
 
 from __future__ import annotations
 

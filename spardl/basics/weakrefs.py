@@ -69,7 +69,7 @@ def on_finalize(owner: Any, then: Callable[..., Any], *arguments: Any) -> finali
     Args:
         owner: Object to watch.
         then: Function to call once ``owner`` is gone.
-        *arguments: Arguments of ``then``; none of them may hold a reference to ``owner``.
+        *arguments: Arguments of ``then``; they must not hold references to ``owner``.
 
     Returns:
         The finalizer. Its ``detach()`` cancels the call, and returns ``None`` if it was called or cancelled before.

@@ -604,8 +604,8 @@ class ProcessGroupCluster(Cluster):
         Raises:
             RuntimeError: if a worker has ended or does not answer in time; names it if the store can be read.
         """
-        # Each worker counts its calls in the store of the group, which shows who is missing. gloo also reports a closed
-        # connection at once: to rank 0, and to the other ranks when rank 0 has ended.
+        # Each worker counts its calls in the store of the group, which shows the missing workers. gloo also reports a
+        # closed connection at once: to rank 0, and to the other ranks when rank 0 has ended.
         rank = self.local_ranks[0]
         # torch exposes the store of a group since version 2.8.
         store = getattr(self._group, "get_group_store", lambda: None)()

@@ -597,7 +597,7 @@ class StepUndo:
         if self._snapshot is not None:
             self._snapshot.restore(carried, averager.engine.scale)
         elif carried.remembers:
-            # What was sent is lost on each worker, but the sum of all residuals is restored.
+            # Sent entries are lost on each worker, but the sum of all residuals is restored.
             for group, average in zip(carried.groups, averager.gradient.vectors, strict=True):
                 group.states[0].change(more=average)
         self._steps_left, self._snapshot = _SNAPSHOT_STEPS, None

@@ -243,7 +243,7 @@ class AutoMomentum(OptimizerMomentum):
 
 @dataclass(frozen=True)
 class LocalMomentum(Momentum):
-    """Each worker compresses a momentum of its own gradient; the optimizer must have no momentum.
+    """Each worker compresses a momentum of its gradient; the optimizer must have no momentum.
 
     Args:
         factor: Share of the velocity that remains in the next step.
@@ -388,7 +388,7 @@ _EARLY = (1, 2, 4)
 
 @dataclass(frozen=True)
 class AdamMomentum(Momentum):
-    """Each worker compresses Adam's update of its own gradient; the averaged update is applied unchanged.
+    """Each worker compresses Adam's update of its gradient; the averaged update is applied unchanged.
 
     Args:
         betas: Decay rates of both moments, shares; 0 for the first rate keeps no first moment.

@@ -1,7 +1,7 @@
 """Local updates: the momentum of an optimizer, applied by each worker before compression.
 
 Momentum after averaging takes a late entry, the sum of many steps, for a single gradient. Moments that each worker
-keeps of its own gradients see every step when it happens.
+keeps of its gradients see every step when it happens.
 """
 
 from __future__ import annotations

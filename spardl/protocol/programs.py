@@ -62,7 +62,7 @@ class Combination:
         compressor: Name of the compressor, which selects what each worker sends.
         communicator: Name of the communicator, which sums the messages.
         residual: Name of the residual rule, which keeps the unsent rest.
-        momentum: Name of the momentum rule, which determines what is compressed.
+        momentum: Name of the momentum rule, which determines the compressed vector.
         dense_steps: Number of dense synchronizations at the start.
         compressor_options: Options that differ from the compressor's defaults.
         communicator_options: Options that differ from the communicator's defaults.

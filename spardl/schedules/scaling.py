@@ -58,7 +58,7 @@ class Limit:
                 vector.mul_(factor)
 
     def factor(self, norm: Callable[[], float], scale: float) -> float | None:
-        """Factor that must be applied to the average before the update; ``None`` if there is none.
+        """Factor that must be applied to the average before the update; ``None`` without one.
 
         Args:
             norm: Computes the norm of the average.
@@ -83,7 +83,7 @@ def scale_of(scaler: GradScaler | None) -> Scale | None:
     """Returns a function that reads the current loss scale of a GradScaler.
 
     Args:
-        scaler: GradScaler of the training; ``None`` if there is none.
+        scaler: GradScaler of the training, if it has one.
 
     Returns:
         The function; ``None`` if there is no scaler, or it is disabled.

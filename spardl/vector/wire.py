@@ -284,7 +284,7 @@ class Wire:
             ``spardl``, ``gtopk``).
 
     Raises:
-        ConfigError: If ``values`` is none of these.
+        ConfigError: If ``values`` is another name.
     """
 
     values: str = "exact"

@@ -93,7 +93,7 @@ def _alone() -> Iterator[None]:
 def rules() -> str:
     """The table of what is done and what is expected."""
     rows = [f"| {fault.name} | {fault.injections} | {_how(fault)} | {_kept(fault)} |" for fault in FAULTS]
-    head = ["| fault | injections | how the run ends | what is kept |", "|---|---|---|---|"]
+    head = ["| fault | injections | how the run ends | kept |", "|---|---|---|---|"]
     return "\n".join([*head, *rows, f"| all | {len(planned())} | | |"])
 
 

@@ -194,7 +194,7 @@ def own_address(backend: str) -> tuple[str | None, str]:
 
 
 def why_unreachable(backend: str, hosts: int) -> str | None:
-    """What is wrong with the address of this machine, and the fix; ``None`` if nothing is wrong.
+    """Fault of the address of this machine, and the fix; ``None`` if it has no fault.
 
     Args:
         backend: gloo or nccl.

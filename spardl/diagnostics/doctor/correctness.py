@@ -66,7 +66,7 @@ class Trial(NamedTuple):
     """Result of a trial of a method.
 
     Attributes:
-        problem: what is wrong, or ``None``; the same on all workers.
+        problem: Description of the fault, or ``None``; equal on all workers.
         lost: share of the gradients that is in no average and no residual; 0 if the method may lose some.
         average: last average, shape (n,), on the CPU.
     """

@@ -194,7 +194,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _ranges(values: Tensor, gradient: Tensor | None) -> ListingRanges:
-    """Three ranges with a gap, room for all entries, and thresholds that some of the sums just reach."""
+    """Three ranges with a gap, buffers for all entries, and thresholds that some of the sums just reach."""
     length = values.numel()
     edges = np.array([0, length // 3, length // 3, length // 2, length // 2 + length // 9, length], np.int64)
     sums = (values if gradient is None else values + gradient).abs()
@@ -248,7 +248,7 @@ def _on_device(values: Tensor, place: Place) -> dict[str, Tensor]:
 
 
 def _stages(values: Tensor) -> dict[str, Tensor]:
-    """Stages of a vector on its way to another worker, as bits on the CPU."""
+    """Stages of a vector that is sent to another worker, as bits on the CPU."""
     length, whole = values.numel(), _WHOLE[values.itemsize]
     positions = top_k(values, max(1, length // 100))
     picked = SparseVector(positions, values[positions], length)

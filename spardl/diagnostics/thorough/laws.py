@@ -57,7 +57,7 @@ class _Found(NamedTuple):
     """Result of one case.
 
     Attributes:
-        problem: what is wrong, or ``None``.
+        problem: Description of the fault, or ``None``.
         lost: share of the gradients that is lost.
         off: relative distance to the simulated average.
         same: whether the average equals the simulated one bitwise.

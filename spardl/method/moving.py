@@ -31,6 +31,7 @@ __all__ = [
     "double_momentum_warning",
     "joint_rule",
     "matrices_of",
+    "muon_moments",
     "optimizers_of",
     "resolve_momentum",
     "rule_of",
@@ -346,11 +347,22 @@ class ConvertedMoments(NamedTuple):
 
     Attributes:
         velocity: Running mean of the gradients, shape (n,).
-        variance: Running mean of the squared gradients, shape (n,).
+        variance: Running mean of the squared gradients, shape (n,); of the gradients for a matrix of Muon.
     """
 
     velocity: Tensor
     variance: Tensor
+
+
+def muon_moments(state: Mapping[str, Any], like: Tensor) -> ConvertedMoments:
+    """Moments with which a worker continues a trained Muon; zeros as in torch if it has no ``state``.
+
+    Args:
+        state: State of Muon for one parameter.
+        like: Parameter of shape (a, b).
+    """
+    mean = state.get("momentum_buffer")
+    return ConvertedMoments(like.new_empty(0), (torch.zeros_like(like) if mean is None else mean).reshape(-1))
 
 
 def convert_moments(
@@ -362,8 +374,7 @@ def convert_moments(
     and has one step count for all parameters; the conversion keeps each estimate.
 
     Args:
-        momentum: Local update of the workers, for an optimizer of that kind. If that of Muon, the parameter is one of
-            its matrices.
+        momentum: Local update of the workers, for an optimizer of that kind.
         group: Parameter group with the parameter.
         state: State of the optimizer for the parameter.
         like: Parameter of any shape.
@@ -373,9 +384,6 @@ def convert_moments(
         Moments; ``None`` if the state lacks values that Adam needs. SGD without a buffer starts with zeros as in torch.
     """
     empty = like.new_empty(0)
-    if isinstance(momentum, MuonMomentum):
-        mean = state.get("momentum_buffer")
-        return ConvertedMoments(empty, (torch.zeros_like(like) if mean is None else mean).reshape(-1))
     if not isinstance(momentum, AdamMomentum):
         buffer = state.get("momentum_buffer")
         velocity = (torch.zeros_like(like) if buffer is None else buffer).reshape(-1)

@@ -17,6 +17,7 @@ from spardl.method.moving import (
     check_local_update,
     convert_moments,
     coupled_decay,
+    muon_moments,
     optimizers_of,
     rule_of,
     step_size,
@@ -208,9 +209,12 @@ class ApplyUpdate:
         states = [self._optimizer.state.get(parameters[number], {}) for number in own]
         if not stale and any(states):
             updates = max((int(state.get("step", 0)) for state in states), default=0)
-            rule = self._rule if isinstance(self._rule, MuonMomentum) else self._momentum
+            # The momentum is that of all optimizers, this rule that of one of them.
+            counts = not isinstance(self._rule, MuonMomentum)
             found = {
-                number: convert_moments(rule, groups[parameters[number]], state, parameters[number], updates)
+                number: convert_moments(self._momentum, groups[parameters[number]], state, parameters[number], updates)
+                if counts
+                else muon_moments(state, parameters[number])
                 for number, state in zip(own, states, strict=True)
             }
             lacking = [names[number] for number, moments in found.items() if moments is None]
@@ -218,8 +222,8 @@ class ApplyUpdate:
                 self._warn_of(lacking, len(own))
             else:
                 _copy({number: each for number, each in found.items() if each is not None}, carried, scale)
-                # Muon does not count its steps.
-                if rule is self._momentum:
+                # Muon has no count of steps.
+                if counts:
                     carried.count_updates(updates)
         # The optimizer's state would go stale: its own step no longer sees gradients.
         self._free()

@@ -16,7 +16,13 @@ from spardl.basics.checks import is_finite, is_number
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import Named
 from spardl.method.method import Method
-from spardl.method.moving import Optimizers, double_momentum_warning, matrices_of, optimizers_of
+from spardl.method.moving import (
+    Optimizers,
+    double_momentum_warning,
+    low_density_warning,
+    matrices_of,
+    optimizers_of,
+)
 from spardl.method.recipes import Recipe, find_recipe, make_method, muon_defaults
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
@@ -130,6 +136,8 @@ def check_update(
         _check_momentum_once(method, optimizer)
         if doubt := double_momentum_warning(method, optimizer):
             warnings.warn(f"spardl: {doubt}.", stacklevel=4)
+    if doubt := low_density_warning(method):
+        warnings.warn(f"spardl: {doubt}.", stacklevel=4)
     if clip_norm is None:
         return
     if not (is_finite(clip_norm) and clip_norm > 0):

@@ -30,6 +30,7 @@ __all__ = [
     "coupled_decay",
     "double_momentum_warning",
     "joint_rule",
+    "low_density_warning",
     "matrices_of",
     "muon_moments",
     "optimizers_of",
@@ -96,6 +97,8 @@ _BETA2, _BETA2_CHUNKED = 0.95, 0.99
 # Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
 # part of the role of momentum, whose inertia would add to its delay.
 _SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
+# Density below which Muon's updates lose most of the gain of several workers.
+_MUON_DENSITY = 0.05
 # docs/tables/learning.md: as published, density 1% can learn less than a single worker.
 _ANY_OPTIMIZER = (
     "a method that works with any optimizer: bf16 or int8 (recipe=published works too, but can learn less than a "
@@ -219,6 +222,26 @@ def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) ->
     return (
         f"compressor={method.compressor.name} averages running means of gradients, and {type(optimizer).__name__} "
         f"applies its own momentum ({float(factor):g}) to them again; set its {way}"
+    )
+
+
+def low_density_warning(method: Method) -> str | None:
+    """Checks whether a method sends too few entries of Muon's updates.
+
+    Args:
+        method: Method with a resolved momentum.
+
+    Returns:
+        The text of a warning; ``None`` if the method sends enough.
+    """
+    compressor = method.compressor
+    if not isinstance(method.momentum, MuonMomentum) or not isinstance(compressor, Budget):
+        return None
+    if compressor.density >= _MUON_DENSITY:
+        return None
+    return (
+        f"density={compressor.density:g} is low for Muon, whose updates have entries of similar sizes: training may "
+        'learn little more than a single worker; use density=0.1 with wire="int4"'
     )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +17,9 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
+from spardl.hooks.choosing import choose_method
 from spardl.method import AutoMomentum, GlobalResidual
-from spardl.method.muon import MuonMomentum
+from spardl.method.moving import low_density_warning, resolve_momentum
 from tests.hooks.loops import weights
 from tests.hooks.refused import refusals
 from tests.support.harness import run_workers
@@ -173,20 +173,38 @@ def test_sharded_state_moves_to_another_number_of_workers(tmp_path: Path) -> Non
     assert all(size > 0 for _, size in rows)
 
 
-def test_default_density_and_bits_suit_muon() -> None:
-    def work(cluster: object) -> list[Any]:
-        found = []
-        for options in ({}, {"density": 0.2}, {"wire": "exact"}, {"recipe": "published"}):
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                made = Loop(spardl.attach, "spardl", **options).handle.method
-            found.append((made.compressor.density, made.wire.values, type(made.momentum) is MuonMomentum))
-        return found
+@pytest.mark.parametrize(
+    ("options", "density", "wire"),
+    [
+        ({}, 0.1, "int4"),
+        ({"density": 0.2}, 0.2, "exact"),
+        ({"wire": "exact"}, 0.01, "exact"),
+        ({"teams": 2}, 0.1, "int4"),
+        ({"recipe": "published"}, 0.01, "exact"),
+    ],
+    ids=["default", "density", "wire", "teams", "published"],
+)
+def test_default_density_and_bits_suit_muon(options: dict[str, Any], density: float, wire: str) -> None:
+    model = Model()
+    for optimizer in (muon_and_adamw(model), torch.optim.Muon(hidden(model))):
+        made = choose_method("spardl", options, optimizer=optimizer)
+        assert (made.compressor.density, made.wire.values) == (density, wire)
+    assert choose_method("spardl", {}, optimizer=torch.optim.AdamW(others(model))).compressor.density == 0.01
 
-    (found,) = run_workers(1, work)
-    assert found == [(0.1, "int4", True), (0.2, "exact", True), (0.01, "exact", True), (0.01, "exact", False)]
+
+@pytest.mark.parametrize(
+    ("density", "optimizers", "warns"),
+    [(0.01, muon_and_adamw, True), (0.1, muon_and_adamw, False), (0.01, lambda model: muon_and_adamw(model)[1], False)],
+    ids=["low", "enough", "adamw"],
+)
+def test_low_density_of_muon_is_named(density: float, optimizers: Callable[..., Any], warns: bool) -> None:
+    method = resolve_momentum(spardl.make_method("topka", density=density), optimizers(Model()))
+    said = low_density_warning(method)
+    assert (said is not None) is warns
+    assert said is None or said.startswith("density=0.01 is low for Muon, whose updates have entries of similar sizes")
 
 
+@pytest.mark.slow
 def test_trained_optimizers_are_taken_over() -> None:
     def work(cluster: object) -> bool:
         loop = Loop(None)

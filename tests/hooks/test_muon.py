@@ -152,6 +152,38 @@ def test_replicas_are_equal_and_resume_is_exact(way: Callable[..., Any]) -> None
     assert all(torch.equal(each, rows[0][0]) for row in rows for each in row)
 
 
+def test_outer_steps_all_optimizers_locally() -> None:
+    """One worker with an outer learning rate of 1 trains as without outer steps, and counts each step once."""
+
+    def work(cluster: object) -> list[Tensor]:
+        plain, loop, counted = Loop(None), Loop(alone, "none"), Loop(alone, "none")
+        outers = []
+        for each in (loop, counted):
+            each.handle.detach()
+            named, several = each.model.named_parameters(), each.optimizers
+            outers.append(spardl.Outer(named, several, "none", every=2, lr=1.0, momentum=0.0))
+        for step in range(6):
+            plain.step(step)
+            for each, outer in zip((loop, counted), outers, strict=True):
+                for optimizer in each.optimizers:
+                    optimizer.zero_grad()
+                each.backward(step)
+                if each is loop:
+                    outer.step()
+                else:
+                    for optimizer in each.optimizers:
+                        optimizer.step()
+                    outer.count()
+                for rate in each.rates:
+                    rate.step()
+        assert [outer.stats().steps for outer in outers] == [3, 3]
+        return [weights(each.model) for each in (plain, loop, counted)]
+
+    ((plain, *found),) = run_workers(1, work)
+    for each in found:
+        torch.testing.assert_close(each, plain, rtol=1e-6, atol=1e-7)
+
+
 @pytest.mark.slow
 def test_sharded_state_moves_to_another_number_of_workers(tmp_path: Path) -> None:
     def save(cluster: object) -> None:

@@ -31,6 +31,7 @@ BETAS = (0.0, 0.9)
 DECAY = 0.98
 # A residual without decay would be the same: nothing waits.
 WHOLE = spardl.Method(TopK(1.0), SparDL(), GlobalResidual(DECAY), AutoMomentum(beta2=BETAS[1]))
+WHOLE_MUON = spardl.Method(TopK(1.0), SparDL(), GlobalResidual(), AutoMomentum())
 PART = spardl.Method(TopK(0.2), SparDL(), GlobalResidual(), AutoMomentum())
 Optimizers = list[torch.optim.Optimizer]
 
@@ -150,6 +151,48 @@ def test_replicas_are_equal_and_resume_is_exact(way: Callable[..., Any]) -> None
 
     rows = run_workers(2, work)
     assert all(torch.equal(each, rows[0][0]) for row in rows for each in row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["mg_wfbp", "layer_fusion"])
+def test_schedules_that_measure_groups_keep_replicas_equal(schedule: str) -> None:
+    def work(cluster: object) -> Tensor:
+        return Loop(spardl.attach, "spardl", density=0.2, schedule=schedule).run(range(10))
+
+    first, second = run_workers(2, work)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "scaled"), [("wfbp", False), ("wfbp", True), ("dear", False), ("dear", True)])
+def test_muon_alone_equals_torch(schedule: str, scaled: bool) -> None:
+    """For a model of matrices, whose workers get equal batches; with a loss scale that grows."""
+
+    def trained(attaches: bool) -> Tensor:
+        torch.manual_seed(6)
+        model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False))
+        muon = torch.optim.Muon(model.parameters(), lr=0.05, nesterov=False)
+        scaler = GradScaler("cpu", init_scale=64.0, growth_interval=2) if scaled else None
+        ddp = DistributedDataParallel(model)
+        handle = None
+        if attaches:
+            handle = spardl.attach(ddp, WHOLE_MUON, optimizer=muon, schedule=schedule, scaler=scaler)
+        for step in range(7):
+            muon.zero_grad()
+            loss = ddp(torch.randn(6, 4, generator=torch.Generator().manual_seed(step))).square().mean()
+            if scaler is None:
+                loss.backward()
+                muon.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(muon)
+                scaler.update()
+        if handle is not None:
+            handle.flush()
+        return weights(model)
+
+    for plain, found in run_workers(2, lambda cluster: (trained(False), trained(True))):
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
 
 
 def test_outer_steps_all_optimizers_locally() -> None:

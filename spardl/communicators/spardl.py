@@ -58,7 +58,17 @@ __all__ = [
     "srs_rounds",
 ]
 
-METHODS = (Combination("spardl", compressor="topk", communicator="spardl", residual="global", momentum="auto"),)
+METHODS = (
+    Combination(
+        "spardl",
+        compressor="topk",
+        communicator="spardl",
+        residual="global",
+        momentum="auto",
+        # Entries of an orthogonal matrix have similar sizes: few of them say little, but a few bits suffice for each.
+        muon_options={"density": 0.1, "wire": "int4"},
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -623,7 +623,9 @@ def inherit(into: Averager, other: Averager) -> None:
     for number, parameter in enumerate(into.gradient.parameters):
         pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
         # Residual, velocity and variance: the first two scale with the loss, the variance is kept unscaled.
-        kinds = ((both, factor), (moments, factor), (moments, 1.0))
+        # A velocity of Muon is not a variance of Adam, which another handle may have kept for the same parameter.
+        alike = moments and mine.is_matrix(number) == theirs.is_matrix(places[parameter])
+        kinds = ((both, factor), (alike, factor), (alike, 1.0))
         for (vector, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
             if wanted and vector.shape == given.shape:
                 vector.copy_(given * multiple)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Container, Mapping, Sequence
 from dataclasses import fields
 from typing import Any
 
@@ -15,8 +16,14 @@ from spardl.basics.checks import is_finite, is_number
 from spardl.basics.errors import ConfigError
 from spardl.hooks.averager import Named
 from spardl.method.method import Method
-from spardl.method.moving import double_momentum_warning
-from spardl.method.recipes import Recipe, find_recipe, make_method
+from spardl.method.moving import (
+    Optimizers,
+    double_momentum_warning,
+    low_density_warning,
+    matrices_of,
+    optimizers_of,
+)
+from spardl.method.recipes import Recipe, find_recipe, make_method, muon_defaults
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
 __all__ = [
@@ -34,18 +41,26 @@ _SCHEDULES: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
 _SIZE_OPTIONS: tuple[tuple[type[Schedule], str], ...] = ((Wfbp, "bucket_mb"), (Dear, "threshold_mb"))
 
 
-def choose_method(method: str | Method, options: Mapping[str, Any], schedule: str | Schedule | None = None) -> Method:
+def choose_method(
+    method: str | Method,
+    options: Mapping[str, Any],
+    schedule: str | Schedule | None = None,
+    optimizer: Optimizers = None,
+) -> Method:
     """Returns the method for a handle.
 
     Args:
         method: name of the method, or a method.
         options: options of its parts.
         schedule: schedule of the handle, if it has one; ``dear`` splits sums into two halves.
+        optimizer: optimizers of the handle, if any; Muon changes defaults of some methods.
 
     Raises:
         ConfigError: if there is no method of that name, or an option is unknown or has no effect.
     """
     halves = isinstance(schedule, Dear) or schedule == Dear.name
+    if not isinstance(method, Method) and matrices_of(optimizers_of(optimizer)):
+        options = {**muon_defaults(find_recipe(method), options), **options}
     if isinstance(method, Method) or halves or "communicator" in options:
         return make_method(method, **options)
     # Only the trainer compares runs with simulated ones, which fixes the order of sums. Handles use the faster sums of
@@ -92,16 +107,16 @@ def _make_schedule(kind: type[Schedule], bucket_mb: float | None) -> Schedule:
 def check_update(
     schedule: Schedule,
     method: Method,
-    optimizer: torch.optim.Optimizer | None,
+    optimizers: Sequence[torch.optim.Optimizer],
     clip_norm: float | None,
     scaler: GradScaler | None,
 ) -> None:
-    """Checks optimizer, ``clip_norm`` and scaler of a handle against its schedule and method.
+    """Checks optimizers, ``clip_norm`` and scaler of a handle against its schedule and method.
 
     Args:
         schedule: schedule of the handle.
         method: method of the handle.
-        optimizer: optimizer passed to the handle, if any.
+        optimizers: optimizers passed to the handle, if any.
         clip_norm: largest norm of a gradient.
         scaler: GradScaler of the loss, if any.
 
@@ -113,17 +128,21 @@ def check_update(
             f"compressor={method.compressor.name} uses a fixed threshold, which does not work with a changing loss "
             'scale; train without GradScaler (for example in bfloat16), or use "topka"'
         )
-    if optimizer is None:
+    if not optimizers:
         _check_without_optimizer(schedule, method)
-    else:
+    elif len(optimizers) > 1:
+        _check_several(schedule, method, optimizers, scaler)
+    for optimizer in optimizers:
         _check_momentum_once(method, optimizer)
         if doubt := double_momentum_warning(method, optimizer):
             warnings.warn(f"spardl: {doubt}.", stacklevel=4)
+    if doubt := low_density_warning(method):
+        warnings.warn(f"spardl: {doubt}.", stacklevel=4)
     if clip_norm is None:
         return
     if not (is_finite(clip_norm) and clip_norm > 0):
         raise ConfigError(f"clip_norm must be a number above 0, or None, got {clip_norm!r}")
-    if optimizer is None:
+    if not optimizers:
         raise ConfigError(
             f"clip_norm={clip_norm} needs optimizer= (SGD, Adam or AdamW of torch.optim) to clip each worker's "
             "gradient before compression; pass it, or call clip_grad_norm_() between backward() and step()"
@@ -135,24 +154,48 @@ def check_update(
         )
 
 
-def check_optimizer_parameters(
-    schedule: Schedule, method: Method, optimizer: torch.optim.Optimizer | None, averaged: Sequence[Named]
+def _check_several(
+    schedule: Schedule, method: Method, optimizers: Sequence[torch.optim.Optimizer], scaler: GradScaler | None
 ) -> None:
-    """Checks that an optimizer whose step applies averages has exactly the averaged parameters.
+    """Checks a handle with more than one optimizer."""
+    if isinstance(schedule, Dear):
+        raise ConfigError(
+            f"schedule={schedule.name} supports one optimizer, got {len(optimizers)}; use schedule=wfbp, or one "
+            "optimizer with several parameter groups"
+        )
+    # After an overflow, a GradScaler skips only the optimizers with an infinite gradient, and the others would diverge.
+    if method.momentum.moved and scaler is not None and scaler.is_enabled():
+        raise ConfigError(
+            f"scaler= supports one optimizer, got {len(optimizers)}; train without GradScaler (for example in "
+            "bfloat16), or use one optimizer with several parameter groups"
+        )
+
+
+def check_optimizer_parameters(
+    schedule: Schedule, method: Method, optimizers: Sequence[torch.optim.Optimizer], averaged: Sequence[Named]
+) -> None:
+    """Checks that optimizers whose steps apply averages have exactly the averaged parameters, each of them once.
 
     Args:
         schedule: schedule of the handle.
         method: method of the handle.
-        optimizer: optimizer passed to the handle, if any.
+        optimizers: optimizers passed to the handle, if any.
         averaged: parameters that the handle averages.
 
     Raises:
-        ConfigError: if the optimizer lacks some of them or has others.
+        ConfigError: if the optimizers lack some of them, have others, or share some.
     """
     # Other methods average gradients, which any number of optimizers can use.
-    if optimizer is None or not (method.momentum.moved or isinstance(schedule, Dear)):
+    if not optimizers or not (method.momentum.moved or isinstance(schedule, Dear)):
         return
-    trained = [each for group in optimizer.param_groups for each in group["params"] if each.requires_grad]
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    trained = [each for group in groups for each in group["params"] if each.requires_grad]
+    owners = Counter(trained)
+    if shared := [pair.name for pair in averaged if owners[pair.parameter] > 1]:
+        raise ConfigError(
+            f"{len(shared)} of the {len(averaged)} averaged parameters are in several optimizers (first: {shared[0]}); "
+            "give each parameter to one of them"
+        )
     # With DeAR alone, the loop's own step still updates parameters that are not averaged.
     if method.momentum.moved:
         check_known(trained, {pair.parameter for pair in averaged})
@@ -161,8 +204,8 @@ def check_optimizer_parameters(
     if missing:
         raise ConfigError(
             f"optimizer is missing {len(missing)} of the {len(averaged)} averaged parameters (first: {missing[0]}); "
-            "pass an optimizer of all of them, or freeze the others with requires_grad_(False) before wrapping the "
-            "model"
+            "pass an optimizer of all of them (or several: optimizer=[muon, adamw]), or freeze the others with "
+            "requires_grad_(False) before wrapping the model"
         )
 
 
@@ -215,12 +258,15 @@ def _names() -> str:
     return ", ".join(kind.name for kind in _SCHEDULES)
 
 
-def update_facts(optimizer: torch.optim.Optimizer | None, named: Sequence[Named]) -> Callable[[], dict[str, Any]]:
-    """Returns a function that describes how an optimizer updates parameters, which must be equal on all workers.
+def update_facts(
+    optimizers: Sequence[torch.optim.Optimizer], named: Sequence[Named], matrices: Collection[nn.Parameter] = ()
+) -> Callable[[], dict[str, Any]]:
+    """Returns a function that describes how optimizers update parameters, which must be equal on all workers.
 
     Args:
-        optimizer: optimizer passed to the handle, if any.
+        optimizers: optimizers passed to the handle, if any.
         named: all parameters of the handle, including frozen ones.
+        matrices: parameters of shape (a, b) whose update Muon computes.
 
     Returns:
         Function that returns the current learning rates, weight decays and names of frozen parameters; it returns an
@@ -228,14 +274,18 @@ def update_facts(optimizer: torch.optim.Optimizer | None, named: Sequence[Named]
     """
 
     def update() -> dict[str, Any]:
-        if optimizer is None:
+        if not optimizers:
             return {}
         found: dict[str, Any] = {}
-        for number, group in enumerate(optimizer.param_groups):
+        for number, group in enumerate(group for optimizer in optimizers for group in optimizer.param_groups):
             for key, name in (("lr", "learning rate"), ("weight_decay", "weight decay")):
                 if key in group:
                     found[f"{name} of parameter group {number}"] = float(group[key])
+            if "adjust_lr_fn" in group:
+                found[f"adjust_lr_fn of parameter group {number}"] = group["adjust_lr_fn"]
         found["frozen parameters"] = [name for name, parameter in named if not parameter.requires_grad]
+        if matrices:
+            found["matrices of Muon"] = [name for name, parameter in named if parameter in matrices]
         return found
 
     return update

@@ -26,7 +26,7 @@ from spardl.hooks.choosing import check_optimizer_parameters, check_update, opti
 from spardl.hooks.optimizer_steps import OptimizerSteps, discarded_parameters
 from spardl.method.elastic import sources
 from spardl.method.method import Method
-from spardl.method.moving import resolve_momentum
+from spardl.method.moving import Optimizers, matrices_of, optimizers_of, resolve_momentum
 from spardl.method.provenance import check_owner, owner_of
 from spardl.protocol.programs import clone_data
 from spardl.schedules import Schedule, Training
@@ -152,7 +152,7 @@ class GradientHandle(Handle):
         group: process group; ``None`` for the default group.
         timeout: seconds after which a worker that does not answer counts as lost.
         scaler: GradScaler that scales the loss, if any.
-        optimizer: optimizer of the parameters, if passed to the handle.
+        optimizer: optimizer of the parameters, or several, if passed to the handle.
         clip_norm: largest norm of a gradient, if passed to the handle.
 
     Raises:
@@ -178,24 +178,29 @@ class GradientHandle(Handle):
         group: Any,
         timeout: float,
         scaler: GradScaler | None,
-        optimizer: torch.optim.Optimizer | None,
+        optimizer: Optimizers,
         clip_norm: float | None,
     ) -> None:
         # All checks come before the process group is opened, which is a collective call.
         check_type("scaler", scaler, GradScaler, optional=True)
-        method = resolve_momentum(method, optimizer, shortens=True)
-        check_update(schedule, method, optimizer, clip_norm, scaler)
+        optimizers = optimizers_of(optimizer)
+        method = resolve_momentum(method, optimizers or None, shortens=True)
+        check_update(schedule, method, optimizers, clip_norm, scaler)
         schedule.check(method, clips=clip_norm is not None and not method.momentum.moved)
         check_dtypes(named)
-        check_optimizer_parameters(schedule, method, optimizer, trained)
+        check_optimizer_parameters(schedule, method, optimizers, trained)
         parameters = [pair.parameter for pair in trained]
         super().__init__(method, SideGroup(group, device, timeout), parameters)
-        self._schedule, self._optimizer, self._clip_norm = schedule, optimizer, clip_norm
+        self._schedule, self._optimizers, self._clip_norm = schedule, optimizers, clip_norm
         self._trained = list(trained)
         self._discardable = frozenset(parameters)
         self._discards: frozenset[nn.Parameter] = frozenset()
-        decay, self._update_facts = decay_of(method.momentum, optimizer), update_facts(optimizer, named)
-        self._make_training = partial(Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay)
+        decay = decay_of(method.momentum, optimizers or None)
+        matrices = matrices_of(optimizers) if method.momentum.moved else frozenset()
+        self._update_facts = update_facts(optimizers, named, matrices)
+        self._make_training = partial(
+            Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay, matrices=matrices
+        )
 
     def _make_averager(
         self, named: Sequence[Named], given: Mapping[str, Any], schedule: Schedule | None = None, **training: Any
@@ -234,7 +239,7 @@ class GradientHandle(Handle):
         """Starts to watch the optimizer's steps; ``delayed``: whether updates are applied after ``step()`` returns."""
         self._optimizer_steps = OptimizerSteps(
             self.method,
-            self._optimizer,
+            self._optimizers,
             self._trained,
             weak_method(self._active_averager),
             delayed=delayed,

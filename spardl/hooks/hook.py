@@ -34,6 +34,7 @@ from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.handle import GradientHandle
 from spardl.hooks.optimizer_steps import after_backward
 from spardl.method.method import Method
+from spardl.method.moving import Optimizers
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_owner, check_whole
 from spardl.schedules import Dear, Schedule, Wfbp
@@ -154,7 +155,7 @@ class Hook(GradientHandle):
         timeout: float = 1800.0,
         scaler: GradScaler | None = None,
         schedule: str | Schedule = "wfbp",
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers = None,
         clip_norm: float | None = None,
     ) -> None:
         check_wrapped(ddp)
@@ -189,11 +190,12 @@ class Hook(GradientHandle):
         self._latest: Hook | None = None
         self._predecessor: Hook | None = None
         self._delayed: DelayedUpdate | None = None
-        if optimizer is not None and isinstance(chosen, Dear):
+        if isinstance(chosen, Dear):
+            (own,) = self._optimizers
             # DeAR observes the first forward pass, so it cannot wait until DDP has shown its buckets.
-            more = {"model": ddp.module, "optimizer": optimizer, "find_unused": ddp.find_unused_parameters}
+            more = {"model": ddp.module, "optimizer": own, "find_unused": ddp.find_unused_parameters}
             self._averager = self._make(Grouping(trained, chosen), **more)
-            self._delayed = DelayedUpdate(self._averager, ddp.module, optimizer, clip_norm)
+            self._delayed = DelayedUpdate(self._averager, ddp.module, own, clip_norm)
             self._parameters_known = True
         else:
             # Made now, so that state_dict() is complete, and load_state_dict() checks, before the first step.
@@ -447,7 +449,7 @@ def attach(
     timeout: float = 1800.0,
     scaler: GradScaler | None = None,
     schedule: str | Schedule = "wfbp",
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers = None,
     clip_norm: float | None = None,
     **options: Any,
 ) -> Hook:
@@ -465,9 +467,10 @@ def attach(
             which a gradient of any worker overflows.
         schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups chosen by measuring
             the first steps), ``"dear"`` (also overlaps with the next forward pass), or an object: ``Wfbp(50)``.
-        optimizer: optimizer of the model (SGD, Adam or AdamW). Most sparse methods then average its updates instead of
-            gradients: each worker keeps its own moments, and ``step()`` only applies averages. With ``"dear"``, the
-            next forward pass applies them; call ``handle.flush()`` before you read weights directly.
+        optimizer: optimizer of the model (SGD, Adam, AdamW or Muon), or several of different parameters:
+            ``[muon, adamw]``. Most sparse methods then average updates instead of gradients: each worker keeps its own
+            moments, and ``step()`` only applies averages. With ``"dear"``, the next forward pass applies them; call
+            ``handle.flush()`` before you read weights directly.
         clip_norm: largest 2-norm of each worker's own gradient if updates are averaged, or of the average with "dear".
         **options: options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
@@ -488,7 +491,7 @@ def attach(
     """
     if registered := _registered(ddp):
         registered.check_detached()
-    chosen = choose_method(method, options, schedule)
+    chosen = choose_method(method, options, schedule, optimizer)
     handle = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
     if registered:
         registered.follow(handle)

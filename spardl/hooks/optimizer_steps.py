@@ -12,6 +12,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -88,9 +89,10 @@ class GradientMarks:
             each: (weakref.ref(each.grad), each.grad._version) for each in parameters if each.grad is not None
         }
 
-    def clear(self) -> None:
-        """Forgets all gradients."""
-        self._marks.clear()
+    def clear(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
+        """Forgets the gradients of some ``parameters``, of all if ``None``."""
+        for each in list(self._marks) if parameters is None else parameters:
+            self._marks.pop(each, None)
 
     def pop(self, parameter: nn.Parameter) -> bool | None:
         """Forgets a parameter's gradient; returns whether it is unchanged, or ``None`` if it was not remembered."""
@@ -144,14 +146,16 @@ class StepGuard:
 
     Args:
         named: parameters whose gradients are averaged; each is trained.
-        optimizer: optimizer whose steps apply the averages.
+        optimizers: optimizers whose steps apply the averages, each to its own parameters.
         in_place: whether a backward pass leaves averages in ``.grad``, rather than each worker's own gradients.
     """
 
-    def __init__(self, named: Sequence[Named], optimizer: torch.optim.Optimizer, *, in_place: bool) -> None:
+    def __init__(self, named: Sequence[Named], optimizers: Sequence[torch.optim.Optimizer], *, in_place: bool) -> None:
         self._in_place, self._steps = in_place, 0
-        # Whether there are averages that no step has applied, and whether a step is applying them right now.
-        self._pending = self._applying = False
+        # Optimizers whose step has not applied the averages, and the one whose step is applying them right now.
+        self._optimizers = tuple(optimizers)
+        self._pending: set[torch.optim.Optimizer] = set()
+        self._applying: torch.optim.Optimizer | None = None
         self._warned = False
         # Parameters with a backward pass since the last averages, and those whose gradient was not zero before it.
         self._passed: set[nn.Parameter] = set()
@@ -161,10 +165,12 @@ class StepGuard:
         self._applied_marks = GradientMarks()
         self._stale: dict[nn.Parameter, str] = {}
         self._cleared: set[nn.Parameter] = set()
-        self._hooks = [
-            optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step)),
-            optimizer.register_step_post_hook(torch.compiler.disable(self._after_step)),
-        ]
+        self._hooks = []
+        for each in self._optimizers:
+            self._hooks += [
+                each.register_step_pre_hook(torch.compiler.disable(self._before_step)),
+                each.register_step_post_hook(torch.compiler.disable(self._after_step)),
+            ]
         # Hooks of autograd nodes, because torch.compile would trace hooks of the parameters themselves.
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]
         pairs = zip(self._nodes, named, strict=True)
@@ -174,10 +180,19 @@ class StepGuard:
         """Returns whether averages were cleared before a step applied them; warns the first time.
 
         To be called when the next gradients are complete, before they are averaged.
+
+        Raises:
+            ConfigError: if only some of the optimizers have applied them.
         """
         if not self._pending or self._mixed:
             return False
-        self._pending = False
+        if len(self._pending) < len(self._optimizers):
+            kinds = " and ".join(type(each).__name__ for each in self._optimizers if each in self._pending)
+            raise ConfigError(
+                f"step() of {kinds} was not called after the last backward pass, but that of another optimizer of "
+                "this handle was; call step() of all of them in every step"
+            )
+        self._pending.clear()
         if not self._warned:
             warnings.warn(
                 "spardl: averages were cleared before the optimizer's step() and went back to the residuals, and the "
@@ -214,7 +229,7 @@ class StepGuard:
         """
         if self._mixed:
             self._raise_mixed(min(self._mixed.values()))
-        self._pending = True
+        self._pending = set(self._optimizers)
         self._steps += 1
         self._passed.clear()
         self._stale.clear()
@@ -227,16 +242,17 @@ class StepGuard:
             "those that are to change nothing, in no_sync()"
         )
 
-    def check_step(self, parameters: Sequence[nn.Parameter]) -> None:
+    def check_step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
         """Accepts a step that applies averages.
 
         Args:
+            optimizer: optimizer that makes the step.
             parameters: parameters of the optimizer that have gradients.
 
         Raises:
             ConfigError: if there are no new averages since the last step, or a backward pass added gradients to them.
         """
-        if not self._pending:
+        if optimizer not in self._pending:
             if stale := [self._stale[each] for each in parameters if each in self._stale and _has_gradient(each)]:
                 raise ConfigError(
                     f"step() would apply the gradient of {min(stale)} again, with the gradient of a later backward "
@@ -253,19 +269,20 @@ class StepGuard:
 
     def forget(self) -> None:
         """Forgets pending averages, because the handle's state was replaced."""
-        self._pending = False
+        self._pending.clear()
         self._passed.clear()
         self._mixed.clear()
 
-    def _before_step(self, *_: object) -> None:
-        self._applying, self._pending = self._pending, False
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
+        self._applying = optimizer if optimizer in self._pending else None
+        self._pending.discard(optimizer)
 
     def _after_step(self, *_: object) -> None:
         if self._applying:
             self._applied_marks.set(self._parameters)
             self._stale.clear()
             self._cleared.clear()
-        self._applying = False
+        self._applying = None
 
     def _before_gradient(self, named: Named, *_: object) -> None:
         """Runs before a backward pass adds to a gradient."""
@@ -275,9 +292,9 @@ class StepGuard:
         self._sort_applied(named)
         # Reading entries costs time where the loop zeroes gradients instead of setting them to None, so the check is
         # skipped in most steps whose averages were applied.
-        checks = self._pending or (
-            self._in_place and self._steps % CHECK_INTERVAL == 1 and parameter not in self._stale
-        )
+        stale, several = parameter in self._stale, len(self._optimizers) > 1
+        # A loop may forget zero_grad() of one optimizer, whose gradients need not come first in the pass.
+        checks = self._pending or (several if stale else self._in_place and self._steps % CHECK_INTERVAL == 1)
         if first and checks and before is not None and before.any():
             self._mixed[parameter] = name
         elif parameter in self._mixed and (before is None or not before.any()):
@@ -428,7 +445,7 @@ class OptimizerSteps:
 
     Args:
         method: method of the handle.
-        optimizer: optimizer passed to the handle, if any.
+        optimizers: optimizers passed to the handle, if any.
         trained: parameters whose gradients are averaged.
         averager: returns the averager, ``None`` before the first step. It must not keep the handle alive, which owns
             this object.
@@ -439,7 +456,7 @@ class OptimizerSteps:
     def __init__(
         self,
         method: Method,
-        optimizer: torch.optim.Optimizer | None,
+        optimizers: Sequence[torch.optim.Optimizer],
         trained: Sequence[Named],
         averager: Callable[[], Averager | None],
         *,
@@ -448,11 +465,12 @@ class OptimizerSteps:
     ) -> None:
         self._averager, self._delayed, self._clip_norm = averager, delayed, clip_norm
         self._state_replaced = False
-        self._plain = ApplyUpdate.of(method.momentum, optimizer, self._check_step)
+        found = (ApplyUpdate.of(method.momentum, each, partial(self._check_step, each)) for each in optimizers)
+        self._plain = [each for each in found if each is not None]
         self._guard: StepGuard | None = None
         self._watch: PassWatch | None = None
-        if optimizer is not None and (self._plain or (delayed and method.carries)):
-            self._guard = StepGuard(trained, optimizer, in_place=not delayed)
+        if optimizers and (self._plain or (delayed and method.carries)):
+            self._guard = StepGuard(trained, optimizers, in_place=not delayed)
         elif not delayed:
             self._watch = PassWatch(trained, carries=method.carries)
         self._marks = GradientMarks()
@@ -471,7 +489,8 @@ class OptimizerSteps:
             gradient, carried = averager.gradient, averager.engine.gradient_state
             stale = self._state_replaced and carried.states[0][0].step > 0
             scale = averager.engine.scale
-            self._plain.take_over(carried, gradient.names, gradient.parameters, scale, stale=stale)
+            for each in self._plain:
+                each.take_over(carried, gradient.names, gradient.parameters, scale, stale=stale)
         self._state_replaced = False
 
     def ignores(self, parameters: Iterable[Tensor]) -> bool:
@@ -522,11 +541,11 @@ class OptimizerSteps:
     @property
     def updates(self) -> bool:
         """Whether steps of the optimizer apply the averages of all parameters."""
-        return self._plain is not None or self._delayed
+        return bool(self._plain) or self._delayed
 
     # --- steps
 
-    def _check_step(self, parameters: list[nn.Parameter]) -> None:
+    def _check_step(self, optimizer: torch.optim.Optimizer, parameters: list[nn.Parameter]) -> None:
         averager = self._averager()
         if averager is None:
             check_no_gradients(parameters)
@@ -534,7 +553,7 @@ class OptimizerSteps:
         check_known(parameters, averager.numbers)
         if not self._delayed:
             if self._guard:
-                self._guard.check_step(parameters)
+                self._guard.check_step(optimizer, parameters)
             self._check_unchanged(averager, parameters)
 
     def _check_unchanged(self, averager: Averager, parameters: list[nn.Parameter]) -> None:
@@ -544,7 +563,7 @@ class OptimizerSteps:
             ConfigError: if they were changed, or touched by a call that changed no value in this step.
         """
         changed = self._marks.changed(parameters, scaled=averager.scaled)
-        self._marks.clear()
+        self._marks.clear(parameters)
         if not changed:
             _check_values(averager, parameters, self._clip_norm)
         elif self._clip_norm is None:
@@ -573,7 +592,7 @@ class OptimizerSteps:
 
     def close(self) -> None:
         """Removes all hooks, so that the optimizer works as without a handle."""
-        for each in (self._plain, self._guard, self._watch):
+        for each in (*self._plain, self._guard, self._watch):
             if each:
                 each.close()
         self._marks.clear()

@@ -14,8 +14,9 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
 
-from spardl.basics.checks import check_dtypes, check_type
+from spardl.basics.checks import check_dtypes
 from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.communicators.steps.transfer import all_gather
@@ -24,7 +25,7 @@ from spardl.hooks.choosing import choose_method, choose_schedule, options_of
 from spardl.hooks.handle import Handle
 from spardl.hooks.synchronizer import check_still_frozen, check_still_trained, trained_and_frozen
 from spardl.method.method import Method
-from spardl.method.moving import double_momentum_warning, resolve_momentum
+from spardl.method.moving import double_momentum_warning, optimizers_of, resolve_momentum, trained_by
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
 from spardl.protocol.programs import Program, Worker, clone_data, whole_team
@@ -254,7 +255,7 @@ class Outer(_NotAnOptimizer, Handle):
 
     Args:
         parameters: ``model.named_parameters()`` or ``model.parameters()``.
-        optimizer: optimizer of these parameters, which each worker steps locally.
+        optimizer: optimizer of these parameters, or several (``[muon, adamw]``), which each worker steps locally.
         method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
         every: number of steps between two exchanges.
         lr: factor of the outer SGD's steps; 1 without momentum averages weights (local SGD); ``None``: 0.7, or 1.5 if
@@ -296,7 +297,7 @@ class Outer(_NotAnOptimizer, Handle):
     def __init__(
         self,
         parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
-        optimizer: torch.optim.Optimizer,
+        optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
         method: MethodName | str | Method = "spardl",
         *,
         every: int = 30,
@@ -310,10 +311,10 @@ class Outer(_NotAnOptimizer, Handle):
         timeout: float = 1800.0,
         **options: Any,
     ) -> None:
-        check_type("optimizer", optimizer, torch.optim.Optimizer)
+        optimizers = optimizers_of(optimizer)
         outer = OuterSteps(every, 0.7 if lr is None else lr, momentum, fragments, delay, mixing)
         self._named, self._frozen = trained_and_frozen(parameters)
-        _check_optimizer(optimizer, {pair.parameter for pair in self._named})
+        _check_optimizers(optimizers, {pair.parameter for pair in self._named})
         made = resolve_momentum(choose_method(method, options), None)
         outer.check(made, clips=False)
         no_momentum = momentum is None and made.residual.remembers
@@ -325,7 +326,7 @@ class Outer(_NotAnOptimizer, Handle):
         # In the order of the backward pass, to which the places of fragments refer.
         self._parameters = [pair.parameter for pair in reversed(self._named)]
         super().__init__(made, SideGroup(group, self._parameters[0].device, timeout), self._parameters)
-        self._optimizer, self._outer, self._since = optimizer, outer, 0
+        self._optimizers, self._outer, self._since = optimizers, outer, 0
         self._turns = FragmentSchedule(every, fragments)
         self._anchors = Anchors(outer, made, self._parameters)
         self.momentum: float = self._anchors.momentum
@@ -341,13 +342,19 @@ class Outer(_NotAnOptimizer, Handle):
         self._begun = self._closed = False
         # Steps of the optimizer that count() has not counted.
         self._uncounted = 0
-        self._hook = unwrap(optimizer).register_step_pre_hook(weak_method(self._before_step))
-        on_finalize(self, self._hook.remove)
+        self._hooks = [
+            unwrap(each).register_step_pre_hook(weak_method(self._before_step, number))
+            for number, each in enumerate(optimizers)
+        ]
+        on_finalize(self, _remove, self._hooks)
 
-    def _before_step(self, *_: object) -> None:
-        """Runs before each step of the optimizer, called by ``step()`` or by the loop."""
+    def _before_step(self, number: int, *_: object) -> None:
+        """Runs before each step of optimizer ``number``, called by ``step()`` or by the loop."""
         self._check_parameters()
         self._begin()
+        # All optimizers together make one step.
+        if number:
+            return
         self._uncounted += 1
         if self._uncounted == self._outer.every + 1:
             warnings.warn(
@@ -358,7 +365,7 @@ class Outer(_NotAnOptimizer, Handle):
 
     def _begin(self) -> None:
         if not self._begun:
-            _check_loaded(self._optimizer, self._parameters, self._anchors.weights)
+            _check_loaded(self._optimizers, self._parameters, self._anchors.weights)
             self._begun = True
 
     def _check_open(self) -> None:
@@ -390,7 +397,8 @@ class Outer(_NotAnOptimizer, Handle):
             PeerError: if another worker is lost or does not answer in time.
         """
         self._check_open()
-        self._optimizer.step()
+        for each in self._optimizers:
+            each.step()
         self.count()
 
     def count(self) -> None:
@@ -533,7 +541,7 @@ class Outer(_NotAnOptimizer, Handle):
     def close(self) -> None:
         """Releases the communication resources; the optimizer then works as without this object."""
         self._closed = True
-        self._hook.remove()
+        _remove(self._hooks)
         self._cluster.release()
 
 
@@ -548,14 +556,14 @@ def _broadcast_weights(parameters: Iterable[nn.Parameter], anchors: Iterable[nn.
 
 
 def _check_loaded(
-    optimizer: torch.optim.Optimizer, parameters: Iterable[nn.Parameter], anchors: Iterable[nn.Parameter]
+    optimizers: Iterable[torch.optim.Optimizer], parameters: Iterable[nn.Parameter], anchors: Iterable[nn.Parameter]
 ) -> None:
     """Checks, before the first step, that the weights are still those that were broadcast.
 
     Raises:
         ConfigError: if all of them were changed.
     """
-    own = {each for group in optimizer.param_groups for each in group["params"]}
+    own = trained_by(optimizers)
     # Other parameters may have an optimizer that has already made a step.
     same = [torch.equal(*pair) for pair in zip(parameters, anchors, strict=True) if pair[0] in own]
     if not any(same):
@@ -650,8 +658,15 @@ def _warn_of_misuse(parameters: list[nn.Parameter], group: Any, doubt: str | Non
             return
 
 
-def _check_optimizer(optimizer: torch.optim.Optimizer, parameters: set[nn.Parameter]) -> None:
-    if parameters.isdisjoint(each for group in optimizer.param_groups for each in group["params"]):
+def _remove(hooks: Iterable[RemovableHandle]) -> None:
+    for hook in hooks:
+        hook.remove()
+
+
+def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], parameters: set[nn.Parameter]) -> None:
+    if not optimizers:
+        raise ConfigError("optimizer is None; pass the optimizer of the model, which each worker steps locally")
+    if any(parameters.isdisjoint(trained_by([each])) for each in optimizers):
         raise ConfigError(
             "optimizer updates no item of parameters, so they would never change; pass the optimizer of the model"
         )

@@ -21,6 +21,7 @@ from spardl.hooks.choosing import choose_method, choose_schedule
 from spardl.hooks.handle import GradientHandle
 from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.method.method import Method
+from spardl.method.moving import Optimizers
 from spardl.method.names import MethodName
 from spardl.schedules import Dear, Schedule
 
@@ -55,8 +56,8 @@ class Synchronizer(GradientHandle):
             the first step in which all workers used all parameters; a parameter unused later gets a zero gradient.
         schedule: groups to send: ``"wfbp"`` (of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (chosen by
             measuring the first steps), or an object such as ``spardl.schedules.Wfbp(bucket_mb=50)``.
-        optimizer: optimizer of these parameters. Most sparse methods then average its updates instead of gradients
-            (``recipe="recommended"``), and its ``step()`` only applies averages.
+        optimizer: optimizer of these parameters, or several, as for :func:`attach`. Most sparse methods then average
+            updates instead of gradients (``recipe="recommended"``), and ``step()`` only applies averages.
         clip_norm: largest 2-norm of each worker's own gradient if updates are averaged.
         **options: options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
@@ -88,7 +89,7 @@ class Synchronizer(GradientHandle):
         scaler: GradScaler | None = None,
         find_unused: bool = False,
         schedule: str | Schedule = "wfbp",
-        optimizer: torch.optim.Optimizer | None = None,
+        optimizer: Optimizers = None,
         clip_norm: float | None = None,
         **options: Any,
     ) -> None:
@@ -99,7 +100,7 @@ class Synchronizer(GradientHandle):
                 "schedule=dear updates parameters in the next forward pass, which a Synchronizer cannot observe; wrap "
                 'the model in DDP and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
             )
-        made = choose_method(method, options)
+        made = choose_method(method, options, optimizer=optimizer)
         # Frozen parameters are only checked to stay frozen.
         trained, self._frozen = trained_and_frozen(parameters)
         super().__init__(

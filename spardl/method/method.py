@@ -143,6 +143,7 @@ class MethodState:
             "velocity": self.moments.velocity,
             **(more if self.moments.variance.numel() else {}),
             **({"spread": self.moments.spread.state_dict()} if self.moments.spread.common else {}),
+            **({"matrices": list(map(list, self.moments.matrices))} if self.moments.matrices else {}),
             "compression": self.compression.state_dict(),
             "communication": self.communication.state_dict(),
             "step": self.step,
@@ -174,6 +175,8 @@ class MethodState:
                 raise ValueError(f"{name} has {saved.numel()} entries, expected {mine.numel()}")
         if finite and not values["memory"].isfinite().all():
             raise ValueError("residual contains a NaN or an infinity")
+        if values.get("matrices", []) != list(map(list, self.moments.matrices)):
+            raise ValueError("Muon had other parameters; give each parameter the same optimizer as before")
         counts = {"step": values["step"], "refused": values["refused"], "updates": values.get("updates", 0)}
         for name, count in counts.items():
             if type(count) is not int or count < 0:

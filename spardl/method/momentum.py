@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,6 +28,7 @@ __all__ = [
     "AutoMomentum",
     "CorrectedMomentum",
     "LocalMomentum",
+    "Matrix",
     "Moments",
     "Momentum",
     "OptimizerMomentum",
@@ -82,6 +83,25 @@ class Spread:
         return asdict(self)
 
 
+class Matrix(NamedTuple):
+    """A parameter with two dimensions inside a flat gradient, whose update is computed from all of its entries.
+
+    Attributes:
+        start: Position of its first entry.
+        rows: Number of rows.
+        columns: Number of columns.
+    """
+
+    start: int
+    rows: int
+    columns: int
+
+    @property
+    def stop(self) -> int:
+        """Position after its last entry."""
+        return self.start + self.rows * self.columns
+
+
 @dataclass
 class Moments:
     """Running means of one worker's gradients.
@@ -89,8 +109,10 @@ class Moments:
     Attributes:
         velocity: Running mean of the gradients, in their scale, shape (n,); empty if the rule keeps none.
         variance: Running mean of the squared gradients, without their scale, shape (n,); empty if the rule keeps none.
+            In Muon's matrices, running mean of the gradients themselves, without their scale.
         updates: Number of gradients in the variance.
         spread: Spread of the workers' updates, if it is measured.
+        matrices: Parameters that Muon updates, in the order of their positions.
         scale: Factor of the next gradient (loss scale). This and the following attributes are not saved.
         bound: Bound of the magnitudes in the velocity.
         step: Number of the synchronization that the next gradient belongs to.
@@ -101,6 +123,7 @@ class Moments:
     variance: Tensor = field(default_factory=lambda: torch.empty(0))
     updates: int = 0
     spread: Spread = Spread()
+    matrices: tuple[Matrix, ...] = ()
     scale: float = 1.0
     bound: Bound = field(default_factory=Bound)
     step: int = 0
@@ -443,20 +466,11 @@ class AdamMomentum(Momentum):
 
         The update has the scale of the gradient.
         """
-        first, second = self.betas
         moments.updates += 1
-        variance = moments.variance
-        wide = gradient.to(variance.dtype)
+        wide = gradient.to(moments.variance.dtype)
         if moments.scale != 1:
             wide = wide / moments.scale
-        variance.mul_(second).addcmul_(wide, wide, value=1 - second)
-        variance.clamp_(max=torch.finfo(variance.dtype).max)
-        divisor = variance.sqrt().div_(math.sqrt(1 - second**moments.updates)).add_(self.eps)
-        if first:
-            moments.velocity.lerp_(gradient, 1 - first)
-            divisor.mul_(1 - first**moments.updates)
-        # In place, since memory use peaks here.
-        update = torch.div(moments.velocity if first else gradient, divisor, out=divisor)
+        update = self._update(gradient, wide, moments)
         if self.measures:
             if _measures_at(moments.step):
                 positions = _sample_positions(len(update), moments.step).to(update.device)
@@ -466,6 +480,19 @@ class AdamMomentum(Momentum):
             if (factor := moments.spread.factor) != 1:
                 update.mul_(factor)
         return update.to(gradient.dtype)
+
+    def _update(self, gradient: Tensor, wide: Tensor, moments: Moments) -> Tensor:
+        """Update in the scale of the ``gradient``; ``wide`` is that without its scale, in the dtype of the variance."""
+        first, second = self.betas
+        variance = moments.variance
+        variance.mul_(second).addcmul_(wide, wide, value=1 - second)
+        variance.clamp_(max=torch.finfo(variance.dtype).max)
+        divisor = variance.sqrt().div_(math.sqrt(1 - second**moments.updates)).add_(self.eps)
+        if first:
+            moments.velocity.lerp_(gradient, 1 - first)
+            divisor.mul_(1 - first**moments.updates)
+        # In place, since memory use peaks here.
+        return torch.div(moments.velocity if first else gradient, divisor, out=divisor)
 
     def measure(self, worker: Worker, moments: Moments) -> Program[None]:
         """Exchanges samples of updates, from which all workers compute the same factor for the next steps.

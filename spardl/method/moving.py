@@ -6,32 +6,45 @@ keeps of its gradients see every step when it happens.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from spardl.basics.checks import check_type
 from spardl.basics.errors import ConfigError
 from spardl.compressors.budget import Budget
 from spardl.method.method import Method
 from spardl.method.momentum import AdamMomentum, AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
+from spardl.method.muon import MuonMomentum, entry_size
 from spardl.method.residuals import ErrorFeedback
 
 __all__ = [
     "ConvertedMoments",
+    "Optimizers",
     "check_local_update",
     "convert_moments",
     "coupled_decay",
     "double_momentum_warning",
+    "joint_rule",
+    "low_density_warning",
+    "matrices_of",
+    "muon_moments",
+    "optimizers_of",
     "resolve_momentum",
     "rule_of",
+    "step_size",
+    "trained_by",
 ]
 
 _Group = Mapping[str, Any]
+Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
+"""Argument ``optimizer=``: an optimizer, several of different parameters, or none."""
+# torch has it since version 2.9.
+_MUON: type[torch.optim.Optimizer] | None = getattr(torch.optim, "Muon", None)
 
 
 def _sgd(group: _Group) -> Momentum:
@@ -42,8 +55,36 @@ def _adam(group: _Group) -> Momentum:
     return AdamMomentum(tuple(map(float, group["betas"])), group["eps"])
 
 
+def _muon(group: _Group) -> Momentum:
+    if (ratio := group["adjust_lr_fn"]) not in _MUON_RATIOS:
+        raise ConfigError(
+            f"Muon(adjust_lr_fn={ratio!r}) is unknown; use one of {', '.join(filter(None, _MUON_RATIOS))}"
+        )
+    return MuonMomentum(
+        factor=float(group["momentum"]),
+        nesterov=group["nesterov"],
+        coefficients=group["ns_coefficients"],
+        steps=group["ns_steps"],
+        least_norm=group["eps"],
+    )
+
+
 _RULES: Mapping[type[torch.optim.Optimizer], Callable[[_Group], Momentum]] = MappingProxyType(
-    {torch.optim.SGD: _sgd, torch.optim.Adam: _adam, torch.optim.AdamW: _adam}
+    {
+        torch.optim.SGD: _sgd,
+        torch.optim.Adam: _adam,
+        torch.optim.AdamW: _adam,
+        **({_MUON: _muon} if _MUON is not None else {}),
+    }
+)
+# Ratio of the rate that torch.optim.Muon applies to its learning rate, for a matrix with a rows and b columns.
+_MUON_RATIOS: Mapping[str | None, Callable[[int, int], float]] = MappingProxyType(
+    {
+        None: lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+        "original": lambda rows, columns: math.sqrt(max(1.0, rows / columns)),
+        "match_rms_adamw": lambda rows, columns: 0.2 * math.sqrt(max(rows, columns)),
+        "spectral_unclamped": lambda rows, columns: math.sqrt(rows / columns),
+    }
 )
 # Best options with sparse updates, as measured in docs/tables/learning.md. The residual takes the role of Adam's first
 # moment, whose inertia would add to it. Updates that are delayed by more than some dozens of steps do more harm than
@@ -56,6 +97,8 @@ _BETA2, _BETA2_CHUNKED = 0.95, 0.99
 # Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
 # part of the role of momentum, whose inertia would add to its delay.
 _SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
+# Density below which Muon's updates lose most of the gain of several workers.
+_MUON_DENSITY = 0.05
 # docs/tables/learning.md: as published, density 1% can learn less than a single worker.
 _ANY_OPTIMIZER = (
     "a method that works with any optimizer: bf16 or int8 (recipe=published works too, but can learn less than a "
@@ -67,12 +110,37 @@ _REQUIRED_OPTIONS: Mapping[str, Any] = MappingProxyType(
 )
 
 
-def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None, *, shortens: bool = False) -> Method:
+def optimizers_of(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
+    """The optimizers in an argument ``optimizer=``.
+
+    Args:
+        optimizer: An optimizer, a list or tuple of several, or ``None``.
+
+    Raises:
+        ConfigError: If it is something else, or contains an optimizer twice.
+    """
+    if optimizer is None:
+        return ()
+    found = tuple(optimizer) if isinstance(optimizer, list | tuple) else (optimizer,)
+    for each in found:
+        if not isinstance(each, torch.optim.Optimizer):
+            raise ConfigError(f"optimizer must be a torch.optim.Optimizer, or a list of several, got {each!r}")
+    if not found or len({id(each) for each in found}) < len(found):
+        raise ConfigError(
+            "optimizer is an empty list; pass the optimizers of the model"
+            if not found
+            else "optimizer contains the same optimizer twice; pass each one once"
+        )
+    return found
+
+
+def resolve_momentum(method: Method, optimizer: Optimizers, *, shortens: bool = False) -> Method:
     """Replaces ``momentum=auto`` by the local update that works best with an optimizer.
 
     Args:
         method: Method with any momentum.
-        optimizer: Optimizer that applies the averages; without one, ``momentum=auto`` becomes ``momentum=optimizer``.
+        optimizer: Optimizer that applies the averages, or several of different parameters; without one,
+            ``momentum=auto`` becomes ``momentum=optimizer``.
         shortens: Whether SGD's momentum becomes at most 0.5, with a gain, if the largest entries are sent at a density
             of at most 10%, unless ``factor`` is set. Handles do this; the trainer keeps the results of run ids.
 
@@ -80,18 +148,21 @@ def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None, *,
         The method. For SGD, each worker applies SGD's momentum, or a smaller factor with a gain. For Adam, each worker
         keeps only the second moment, with a decay rate of at most 0.99 if ``scope=auto`` becomes a share of each chunk
         and 0.95 otherwise, unless ``beta2`` is set; and the residual decays by 0.98 per step, unless its decay is set.
+        For Muon, each worker applies all of Muon to its matrices, with the same scope and decay.
 
     Raises:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
             set for another optimizer.
     """
-    check_type("optimizer", optimizer, torch.optim.Optimizer, optional=True)
+    optimizers = optimizers_of(optimizer)
     if not isinstance(method.momentum, AutoMomentum):
         return method
-    rule = rule_of(optimizer) if optimizer else OptimizerMomentum()
-    beta2 = method.momentum.beta2
+    rule = joint_rule(optimizers) if optimizers else OptimizerMomentum()
+    beta2, kinds = method.momentum.beta2, _kinds(optimizers)
+    if beta2 is not None and optimizers and all(type(each) is _MUON for each in optimizers):
+        raise ConfigError(f"beta2={beta2} has no effect: it is the decay rate of Adam's squares, not Muon's; remove it")
     if not isinstance(rule, AdamMomentum):
-        without = f"and {type(optimizer).__name__} has none" if optimizer else "and there is no optimizer="
+        without = f"and {kinds} has none" if optimizers else "and there is no optimizer="
         if beta2 is not None:
             raise ConfigError(
                 f"beta2={beta2} has no effect: it is the decay rate of Adam's squares, {without}; remove it"
@@ -100,7 +171,7 @@ def resolve_momentum(method: Method, optimizer: torch.optim.Optimizer | None, *,
             raise ConfigError(f"update_scale={scale} has no effect: it scales Adam's updates, {without}; remove it")
         return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, shortens=shortens))
     if (factor := method.momentum.factor) is not None:
-        raise ConfigError(f"momentum_factor={factor} is for SGD, not {type(optimizer).__name__}; remove it")
+        raise ConfigError(f"momentum_factor={factor} is for SGD, not {kinds}; remove it")
     residual = method.residual
     if isinstance(residual, ErrorFeedback) and residual.decay is None:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
@@ -127,6 +198,10 @@ def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, shorte
     return rule if rule.factor or rule.gain != 1 else OptimizerMomentum()
 
 
+def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
+    return " and ".join(type(each).__name__ for each in optimizers)
+
+
 def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
     """Checks whether momentum is applied twice: by the compressor, whose averages are running means, and the optimizer.
 
@@ -147,6 +222,26 @@ def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) ->
     return (
         f"compressor={method.compressor.name} averages running means of gradients, and {type(optimizer).__name__} "
         f"applies its own momentum ({float(factor):g}) to them again; set its {way}"
+    )
+
+
+def low_density_warning(method: Method) -> str | None:
+    """Checks whether a method sends too few entries of Muon's updates.
+
+    Args:
+        method: Method with a resolved momentum.
+
+    Returns:
+        The text of a warning; ``None`` if the method sends enough.
+    """
+    compressor = method.compressor
+    if not isinstance(method.momentum, MuonMomentum) or not isinstance(compressor, Budget):
+        return None
+    if compressor.density >= _MUON_DENSITY:
+        return None
+    return (
+        f"density={compressor.density:g} is low for Muon, whose updates have entries of similar sizes: training may "
+        'learn little more than a single worker; use density=0.1 with wire="int4"'
     )
 
 
@@ -172,7 +267,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
     """Momentum rule of an optimizer, as a local update.
 
     Args:
-        optimizer: SGD, Adam or AdamW of torch.
+        optimizer: SGD, Adam, AdamW or Muon of torch.
 
     Raises:
         ConfigError: If the optimizer is of another kind, has unsupported options, or has groups that differ in them.
@@ -200,6 +295,61 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
     return rules[0]
 
 
+def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
+    """Momentum rule of several optimizers of different parameters, as one local update.
+
+    Args:
+        optimizers: At least one optimizer: any number of one kind, or Muon and Adam or AdamW.
+
+    Raises:
+        ConfigError: As ``rule_of``, or if the optimizers do not go together.
+    """
+    rules = [rule_of(each) for each in optimizers]
+    matrices = [rule for rule in rules if isinstance(rule, MuonMomentum)]
+    others = [rule for rule in rules if not isinstance(rule, MuonMomentum)]
+    if any(rule != own[0] for own in (matrices, others) for rule in own):
+        raise ConfigError(
+            f"optimizer={_kinds(optimizers)} differ in momentum or betas, but momentum before compression allows "
+            f"different learning rates and weight decays only; make them equal, or use {_ANY_OPTIMIZER}"
+        )
+    if not matrices or not others:
+        return rules[0]
+    if not isinstance(others[0], AdamMomentum):
+        raise ConfigError(
+            f"momentum before compression supports Muon with AdamW or Adam, not {_kinds(optimizers)}; use one of "
+            f"these, or {_ANY_OPTIMIZER}"
+        )
+    # The first moment is dropped: the residual takes its role, as for Adam alone.
+    return replace(matrices[0], betas=(0.0, others[0].betas[1]), eps=others[0].eps)
+
+
+def trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
+    """Optimizer of each parameter, the last one if there are several."""
+    return {each: own for own in optimizers for group in own.param_groups for each in group["params"]}
+
+
+def matrices_of(optimizers: Iterable[torch.optim.Optimizer]) -> frozenset[nn.Parameter]:
+    """Parameters of shape (a, b) that a Muon among the ``optimizers`` updates."""
+    return frozenset(each for each, own in trained_by(optimizers).items() if type(own) is _MUON)
+
+
+def step_size(optimizer: torch.optim.Optimizer, group: _Group, parameter: Tensor) -> float:
+    """Learning rate that a step applies to an averaged update.
+
+    Args:
+        optimizer: Optimizer with a local update.
+        group: Parameter group of the optimizer.
+        parameter: Parameter of the group, of any shape.
+
+    Returns:
+        The learning rate; for Muon, that of the shape, for updates whose entries have a root mean square of 1.
+    """
+    rate = float(group["lr"])
+    if type(optimizer) is not _MUON or not parameter.numel():
+        return rate
+    return rate * _MUON_RATIOS[group["adjust_lr_fn"]](*parameter.shape) * entry_size(*parameter.shape)
+
+
 def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
     """Multiple of the weights that an optimizer adds to a gradient before its moments.
 
@@ -208,9 +358,10 @@ def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
         group: Parameter group of the optimizer.
 
     Returns:
-        The weight decay of SGD and Adam; 0 for AdamW, which shrinks weights in the update.
+        The weight decay of SGD and Adam; 0 for AdamW and Muon, which shrink weights in the update.
     """
-    coupled = type(optimizer) is not torch.optim.AdamW and not group.get("decoupled_weight_decay", False)
+    decoupled = type(optimizer) in (torch.optim.AdamW, _MUON)
+    coupled = not decoupled and not group.get("decoupled_weight_decay", False)
     return float(group["weight_decay"]) if coupled else 0.0
 
 
@@ -219,11 +370,22 @@ class ConvertedMoments(NamedTuple):
 
     Attributes:
         velocity: Running mean of the gradients, shape (n,).
-        variance: Running mean of the squared gradients, shape (n,).
+        variance: Running mean of the squared gradients, shape (n,); of the gradients for a matrix of Muon.
     """
 
     velocity: Tensor
     variance: Tensor
+
+
+def muon_moments(state: Mapping[str, Any], like: Tensor) -> ConvertedMoments:
+    """Moments with which a worker continues a trained Muon; zeros as in torch if it has no ``state``.
+
+    Args:
+        state: State of Muon for one parameter.
+        like: Parameter of shape (a, b).
+    """
+    mean = state.get("momentum_buffer")
+    return ConvertedMoments(like.new_empty(0), (torch.zeros_like(like) if mean is None else mean).reshape(-1))
 
 
 def convert_moments(

@@ -41,6 +41,7 @@ __all__ = [
     "make_method",
     "method_names",
     "method_options",
+    "muon_defaults",
     "published",
     "recipes",
 ]
@@ -91,6 +92,7 @@ class Recipe:
         compressor_options: Options that differ from the defaults of the compressor.
         communicator_options: Options that differ from the defaults of the communicator.
         faster: Faster communicator for handles, by name; see :class:`Combination`.
+        muon_options: Options that replace the defaults if Muon's updates are compressed; see :class:`Combination`.
     """
 
     compressor: type[Compressor]
@@ -101,6 +103,7 @@ class Recipe:
     compressor_options: Mapping[str, Any] = field(default_factory=dict)
     communicator_options: Mapping[str, Any] = field(default_factory=dict)
     faster: str | None = None
+    muon_options: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
     def of(cls, declared: Combination) -> Recipe:
@@ -118,6 +121,7 @@ class Recipe:
             declared.compressor_options,
             declared.communicator_options,
             declared.faster,
+            declared.muon_options,
         )
 
     def __call__(
@@ -248,6 +252,22 @@ def make_method(method: MethodName | str | Method, **options: Any) -> Method:
         return method
     recipe = find_recipe(method)
     return recipe(**options) if isinstance(recipe, Recipe) else _make_foreign(method, recipe, options)
+
+
+def muon_defaults(recipe: Callable[..., Method], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Options that replace the defaults of a method if an optimizer of the handle is Muon.
+
+    Args:
+        recipe: Result of ``find_recipe``.
+        options: Options that the caller has set.
+
+    Returns:
+        Options; empty if the caller has set one of them, or the published form, which compresses gradients.
+    """
+    if not isinstance(recipe, Recipe) or options.get("recipe", RECIPES[0]) != RECIPES[0]:
+        return {}
+    # They belong together: a caller who chooses the density or the wire gets no other surprise.
+    return {} if recipe.muon_options.keys() & options.keys() else recipe.muon_options
 
 
 def find_recipe(name: str) -> Callable[..., Method]:

@@ -67,6 +67,7 @@ class Combination:
         compressor_options: Options that differ from the compressor's defaults.
         communicator_options: Options that differ from the communicator's defaults.
         faster: Name of a faster communicator that sums in another order; handles use it unless a communicator is given.
+        muon_options: Options that replace the defaults in handles whose ``optimizer=`` contains Muon.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Combination:
     compressor_options: Mapping[str, Any] = field(default_factory=dict)
     communicator_options: Mapping[str, Any] = field(default_factory=dict)
     faster: str | None = None
+    muon_options: Mapping[str, Any] = field(default_factory=dict)
 
 
 T = TypeVar("T")

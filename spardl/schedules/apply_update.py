@@ -11,7 +11,18 @@ from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
 from spardl.method.momentum import Momentum
-from spardl.method.moving import ConvertedMoments, check_local_update, convert_moments, coupled_decay, rule_of
+from spardl.method.moving import (
+    ConvertedMoments,
+    Optimizers,
+    check_local_update,
+    convert_moments,
+    coupled_decay,
+    muon_moments,
+    optimizers_of,
+    rule_of,
+    step_size,
+)
+from spardl.method.muon import MuonMomentum
 from spardl.schedules.gradient_state import GradientState
 
 __all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "unwrap"]
@@ -89,7 +100,8 @@ class ApplyUpdate:
     """Makes each optimizer step compute ``weights = (1 - lr * decay) * weights - lr * average``.
 
     Learning rate and decay come from the parameter group at the time of the step, so schedulers work as usual. The
-    decay is 0 where weight decay is part of the gradient (SGD, Adam), because it then passes through the moments.
+    decay is 0 where weight decay is part of the gradient (SGD, Adam), because it then passes through the moments. Muon
+    adjusts the learning rate of averages to the shape of each matrix.
 
     Args:
         optimizer: Optimizer whose state can be kept before compression. It keeps its state until ``take_over``.
@@ -167,7 +179,7 @@ class ApplyUpdate:
                     parameter.grad = average
                     if decay:
                         parameter.mul_(1 - rate * decay)
-                    parameter.add_(average, alpha=-rate)
+                    parameter.add_(average, alpha=-step_size(optimizer, group, parameter))
 
     def take_over(
         self,
@@ -192,18 +204,27 @@ class ApplyUpdate:
         if not self._optimizer.state:
             return
         groups = {each: group for group in self._optimizer.param_groups for each in group["params"]}
-        states = [self._optimizer.state.get(parameter, {}) for parameter in parameters]
+        # Other optimizers have the other parameters.
+        own = [number for number, parameter in enumerate(parameters) if parameter in groups]
+        states = [self._optimizer.state.get(parameters[number], {}) for number in own]
         if not stale and any(states):
             updates = max((int(state.get("step", 0)) for state in states), default=0)
-            found = [
-                convert_moments(self._momentum, groups[parameter], state, parameter, updates)
-                for parameter, state in zip(parameters, states, strict=True)
-            ]
-            lacking = [name for name, moments in zip(names, found, strict=True) if moments is None]
+            # The momentum is that of all optimizers, this rule that of one of them.
+            counts = not isinstance(self._rule, MuonMomentum)
+            found = {
+                number: convert_moments(self._momentum, groups[parameters[number]], state, parameters[number], updates)
+                if counts
+                else muon_moments(state, parameters[number])
+                for number, state in zip(own, states, strict=True)
+            }
+            lacking = [names[number] for number, moments in found.items() if moments is None]
             if lacking:
-                self._warn_of(lacking, len(names))
+                self._warn_of(lacking, len(own))
             else:
-                _copy([each for each in found if each is not None], carried, scale, updates)
+                _copy({number: each for number, each in found.items() if each is not None}, carried, scale)
+                # Muon has no count of steps.
+                if counts:
+                    carried.count_updates(updates)
         # The optimizer's state would go stale: its own step no longer sees gradients.
         self._free()
 
@@ -246,39 +267,40 @@ def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[
 
 
 @torch.no_grad()
-def _copy(found: Sequence[ConvertedMoments], carried: GradientState, scale: float, updates: int) -> None:
-    for number, moments in enumerate(found):
+def _copy(found: Mapping[int, ConvertedMoments], carried: GradientState, scale: float) -> None:
+    for number, moments in found.items():
         _, velocity, variance = carried.of(number)
         velocity.copy_(moments.velocity * scale)
         variance.copy_(moments.variance)
-    carried.count_updates(updates)
     carried.changed()
 
 
-def decay_of(momentum: Momentum, optimizer: torch.optim.Optimizer | None) -> Callable[[nn.Parameter], float] | None:
+def decay_of(momentum: Momentum, optimizer: Optimizers) -> Callable[[nn.Parameter], float] | None:
     """Returns the weight decay that passes through moments before compression.
 
     Args:
         momentum: Momentum before compression, or the optimizer's own.
-        optimizer: Optimizer that has the weight decay.
+        optimizer: Optimizer that has the weight decay, or several of different parameters.
 
     Returns:
         A function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` if the
         optimizer keeps its own state.
     """
-    if optimizer is None or not momentum.moved:
+    optimizers = optimizers_of(optimizer)
+    if not optimizers or not momentum.moved:
         return None
-    groups: dict[nn.Parameter, dict[str, Any]] = {}
-    read: list[dict[str, Any]] | None = None
+    owners: dict[nn.Parameter, tuple[torch.optim.Optimizer, dict[str, Any]]] = {}
+    read: list[list[dict[str, Any]]] = []
 
     def decay(parameter: nn.Parameter) -> float:
-        nonlocal read
         # load_state_dict replaces the list of groups.
-        if parameter not in groups or read is not optimizer.param_groups:
-            read = optimizer.param_groups
-            groups.update({each: group for group in optimizer.param_groups for each in group["params"]})
+        now = [each.param_groups for each in optimizers]
+        if parameter not in owners or len(read) != len(now) or any(a is not b for a, b in zip(read, now, strict=True)):
+            read[:] = now
+            for each in optimizers:
+                owners.update({own: (each, group) for group in each.param_groups for own in group["params"]})
         # A frozen parameter has no update, and its weights must not enter the selection.
-        known = parameter in groups and parameter.requires_grad
-        return coupled_decay(optimizer, groups[parameter]) if known else 0.0
+        known = parameter in owners and parameter.requires_grad
+        return coupled_decay(*owners[parameter]) if known else 0.0
 
     return decay

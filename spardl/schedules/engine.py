@@ -9,7 +9,7 @@ flat vector that the optimizer reads (``FlatGradient``), or copies that the call
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -110,6 +110,7 @@ class Training(NamedTuple):
             until a step in which every worker uses every parameter.
         decay: Returns, for a parameter, the multiple of its weights that is added to its gradient; ``None`` for the
             decay of the momentum.
+        matrices: Parameters of shape (a, b) whose update Muon computes.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -135,6 +136,7 @@ class Training(NamedTuple):
     scale: Scale | None = None
     find_unused: bool = False
     decay: Callable[[nn.Parameter], float] | None = None
+    matrices: Collection[nn.Parameter] = ()
 
 
 # Measuring clones the residual, so it runs in one of 16 steps, where its cost does not show.
@@ -172,7 +174,7 @@ class Engine(ABC):
         ranks = len(cluster.local_ranks)
         self.kept = self.steps = 0
         self.measures_residual = False
-        self.gradient_state = GradientState(method, gradient, ranks, partition)
+        self.gradient_state = GradientState(method, gradient, ranks, partition, training.matrices)
         self.limit = Limit(training.clip_norm, first=method.momentum.moved or self._clips_own)
         self._scaling = Scaling(training.scale)
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from spardl.method.method import Method, MethodState
-from spardl.method.momentum import Moments, Spread
+from spardl.method.momentum import Matrix, Moments, Spread
 from spardl.method.refusals import NonFiniteCounts
 from spardl.protocol.programs import Worker, clone_data
 from spardl.schedules.fusion import Range, within
@@ -185,6 +185,7 @@ class GradientState:
         ranks: Number of local ranks.
         partition: Ranges of layers that are synchronized together; a group also ends where the dtype or device of the
             gradients changes.
+        matrices: Parameters of shape (a, b) whose update Muon computes.
 
     Attributes:
         groups: Groups of layers in flat order.
@@ -192,8 +193,15 @@ class GradientState:
         shares: Whether the gradient is averaged in place instead of in a residual.
     """
 
-    def __init__(self, method: Method, gradient: Storage, ranks: int, partition: Sequence[Range]) -> None:
-        self._method, self._gradient = method, gradient
+    def __init__(
+        self,
+        method: Method,
+        gradient: Storage,
+        ranks: int,
+        partition: Sequence[Range],
+        matrices: Collection[nn.Parameter] = (),
+    ) -> None:
+        self._method, self._gradient, self._matrices = method, gradient, matrices
         self.remembers = method.residual.remembers
         # Only the engine reads a copied gradient, and one rank needs only one copy.
         self.shares = isinstance(gradient, CopiedGradient) and ranks == 1 and method.in_place
@@ -248,7 +256,22 @@ class GradientState:
         tensors, entries = self._tensors(layers), self._entries(layers)
         layout = Layout(self._gradient.layout.shapes[slice(*tensors)])
         states = [self._state(layout, local, entries) for local in range(len(self._memories))]
+        for state in states:
+            state.moments.matrices = self._matrices_in(tensors)
         return Group(layers, tensors, entries, states)
+
+    def is_matrix(self, number: int) -> bool:
+        """Whether Muon computes the update of parameter ``number``."""
+        return self._gradient.parameters[number] in self._matrices
+
+    def _matrices_in(self, tensors: tuple[int, int]) -> tuple[Matrix, ...]:
+        # Schedules never split a parameter, so each group has all entries of its matrices.
+        first = self._gradient.layout.tensors[tensors[0]][0]
+        return tuple(
+            Matrix(self._gradient.layout.tensors[number][0] - first, *self._gradient.parameters[number].shape)
+            for number in range(*tensors)
+            if self.is_matrix(number)
+        )
 
     def _state(self, layout: Layout, local: int, entries: tuple[int, int]) -> MethodState:
         kept = (self._memories[local], self._velocities[local], self._variances[local])
@@ -345,7 +368,9 @@ class GradientState:
         tensors = self._tensors(layers)
         first = self._gradient.parameters[tensors[0]]
         layout = Layout(self._gradient.layout.shapes[slice(*tensors)])
-        return self._method.init_state(layout, first.dtype, first.device)
+        made = self._method.init_state(layout, first.dtype, first.device)
+        made.moments.matrices = self._matrices_in(tensors)
+        return made
 
     def load_state_dicts(self, local: int, values: Sequence[Mapping[str, Any]]) -> None:
         """Loads ``values`` that ``state_dicts`` returned for the same rank ``local``."""

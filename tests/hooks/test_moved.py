@@ -424,7 +424,10 @@ ADAM = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AdamMomentum())
         (lambda: Loop(attached(PART, optimizer=None), clip_norm=1.0), "clip_norm=1.0 needs optimizer="),
         (lambda: Loop(attached(ADAM, optimizer=None)), "pass optimizer= to attach()"),
         (lambda: Loop(attached(ADAM), sgd), "momentum=adam does not match SGD"),
-        (lambda: Loop(attached(PART, optimizer="adam")), "optimizer must be a Optimizer or None, got 'adam'"),
+        (
+            lambda: Loop(attached(PART, optimizer="adam")),
+            "or a list of several, got 'adam'",
+        ),
         (
             lambda: Loop(attached(PART), with_another),
             "1 of the optimizer's 14 parameters are not averaged",

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import torch
 from accelerate import Accelerator
 from torch import nn
 
@@ -15,6 +14,7 @@ from spardl.hooks.adapters.states import distributed, load_state, method_of, sav
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum
+from spardl.method.moving import Optimizers
 from spardl.method.names import MethodName
 from spardl.schedules.apply_update import unwrap
 
@@ -26,7 +26,7 @@ def attach(
     model: nn.Module,
     method: MethodName | str | Method = "spardl",
     *,
-    optimizer: torch.optim.Optimizer | None = None,
+    optimizer: Optimizers = None,
     fresh: bool = False,
     **options: Any,
 ) -> Hook:
@@ -39,8 +39,9 @@ def attach(
         accelerator: accelerator that prepared the model.
         model: prepared model, a ``DistributedDataParallel``.
         method: name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
-        optimizer: prepared optimizer of the model, as for :func:`spardl.attach`. Most sparse methods need it, except
-            with ``recipe="published"``. Pass ``clip_norm`` here instead of calling ``accelerator.clip_grad_norm_``.
+        optimizer: prepared optimizer of the model, or several, as for :func:`spardl.attach`. Most sparse methods need
+            it, except with ``recipe="published"``. Pass ``clip_norm`` here instead of calling
+            ``accelerator.clip_grad_norm_``.
         fresh: whether residuals start at zero, rather than raise an error, where ``load_state`` finds none.
         **options: options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
@@ -58,7 +59,9 @@ def attach(
             "attach() needs the optimizer, because this method averages its updates; add optimizer=optimizer (as "
             'returned by accelerator.prepare()), or recipe="published" to average gradients'
         )
-    handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrap(optimizer), **options)
+    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
+    unwrapped = None if optimizer is None else [unwrap(each) for each in given]
+    handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped, **options)
     # Identifies the model: the accelerator may wrap or unwrap it later.
     first = next(model.parameters())
 

@@ -1,0 +1,357 @@
+"""Several optimizers of one model in user loops, among them Muon."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.parallel import DistributedDataParallel
+
+import spardl
+from spardl.communicators import SparDL
+from spardl.compressors import TopK
+from spardl.hooks.choosing import choose_method
+from spardl.method import AutoMomentum, GlobalResidual
+from spardl.method.moving import low_density_warning, resolve_momentum
+from tests.hooks.loops import weights
+from tests.hooks.refused import refusals
+from tests.support.harness import run_workers
+
+pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon exists since torch 2.9")
+
+# Without a first moment, AdamW has no state that the handle replaces by the residual.
+BETAS = (0.0, 0.9)
+DECAY = 0.98
+# A residual without decay would be the same: nothing waits.
+WHOLE = spardl.Method(TopK(1.0), SparDL(), GlobalResidual(DECAY), AutoMomentum(beta2=BETAS[1]))
+WHOLE_MUON = spardl.Method(TopK(1.0), SparDL(), GlobalResidual(), AutoMomentum())
+PART = spardl.Method(TopK(0.2), SparDL(), GlobalResidual(), AutoMomentum())
+Optimizers = list[torch.optim.Optimizer]
+
+
+class Model(nn.Module):
+    """Matrices of several shapes with vectors between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(3)
+        self.body = nn.Sequential(nn.Linear(4, 9), nn.Tanh(), nn.LayerNorm(9), nn.Linear(9, 9, bias=False), nn.Tanh())
+        self.narrow, self.head = nn.Linear(9, 1), nn.Linear(1, 3)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.head(self.narrow(self.body(inputs)).tanh())
+
+
+def hidden(model: nn.Module) -> list[nn.Parameter]:
+    return [each for name, each in model.named_parameters() if each.ndim == 2 and "head" not in name]
+
+
+def others(model: nn.Module) -> list[nn.Parameter]:
+    own = set(hidden(model))
+    return [each for each in model.parameters() if each not in own]
+
+
+def muon_and_adamw(model: nn.Module) -> Optimizers:
+    """In groups with different learning rates and decays."""
+    first, *rest = hidden(model)
+    groups = [{"params": [first], "lr": 0.02, "weight_decay": 0.0}, {"params": rest, "adjust_lr_fn": "match_rms_adamw"}]
+    return [
+        torch.optim.Muon(groups, lr=0.05, weight_decay=0.1),
+        torch.optim.AdamW(others(model), lr=0.01, betas=BETAS, eps=1e-4, weight_decay=0.1),
+    ]
+
+
+class Loop:
+    """A training loop with one or no handle."""
+
+    def __init__(self, handle_of: Callable[..., Any] | None, method: Any = WHOLE, **options: Any) -> None:
+        self.model = Model()
+        self.optimizers = muon_and_adamw(self.model)
+        self.rates = [torch.optim.lr_scheduler.StepLR(each, 3, 0.5) for each in self.optimizers]
+        self.called: nn.Module = self.model
+        if handle_of is not alone:
+            self.called = DistributedDataParallel(self.model)
+        self.handle: Any = None
+        if handle_of is not None:
+            self.handle = handle_of(self.called, method, optimizer=self.optimizers, **options)
+
+    @property
+    def parts(self) -> list[Any]:
+        return [self.model, *self.optimizers, *self.rates, self.handle]
+
+    def backward(self, step: int, *, equal: bool = False) -> None:
+        rank = 0 if equal else torch.distributed.get_rank()
+        source = torch.Generator().manual_seed(10 * step + rank)
+        self.called(torch.randn(6, 4, generator=source)).square().mean().backward()
+        if isinstance(self.handle, spardl.Synchronizer):
+            self.handle.wait()
+
+    def step(self, step: int, *, equal: bool = False) -> None:
+        for each in self.optimizers:
+            each.zero_grad()
+        self.backward(step, equal=equal)
+        for each in (*self.optimizers, *self.rates):
+            each.step()
+
+    def run(self, steps: range = range(8), *, equal: bool = False) -> Tensor:
+        for step in steps:
+            self.step(step, equal=equal)
+        return weights(self.model)
+
+
+def alone(model: nn.Module, method: Any, **options: Any) -> spardl.Synchronizer:
+    return spardl.Synchronizer(model.named_parameters(), method, **options)
+
+
+HANDLES = [
+    pytest.param(spardl.attach, id="ddp"),
+    pytest.param(alone, id="alone", marks=pytest.mark.slow),
+]
+
+
+@pytest.mark.parametrize("way", HANDLES)
+def test_single_worker_that_sends_everything_equals_torch(way: Callable[..., Any]) -> None:
+    def work(cluster: object) -> list[Tensor]:
+        return [Loop(each).run() for each in (None, way)]
+
+    ((plain, found),) = run_workers(1, work)
+    torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [WHOLE, "none"], ids=["whole", "none"])
+def test_workers_with_equal_gradients_equal_torch(method: Any) -> None:
+    def work(cluster: object) -> list[Tensor]:
+        return [Loop(way, method).run(equal=True) for way in (None, spardl.attach)]
+
+    for plain, found in run_workers(2, work):
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", HANDLES)
+def test_replicas_are_equal_and_resume_is_exact(way: Callable[..., Any]) -> None:
+    """With torch.save on each rank, in groups that mix parameters of both optimizers."""
+
+    def work(cluster: object) -> list[Tensor]:
+        whole, first, resumed = (Loop(way, "spardl", density=0.2, wire="int4") for _ in range(3))
+        file = io.BytesIO()
+        first.run(range(3))
+        torch.save([each.state_dict() for each in first.parts], file)
+        file.seek(0)
+        for each, saved in zip(resumed.parts, torch.load(file, weights_only=True), strict=True):
+            each.load_state_dict(saved)
+        return [whole.run(range(6)), resumed.run(range(3, 6))]
+
+    rows = run_workers(2, work)
+    assert all(torch.equal(each, rows[0][0]) for row in rows for each in row)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("schedule", ["mg_wfbp", "layer_fusion"])
+def test_schedules_that_measure_groups_keep_replicas_equal(schedule: str) -> None:
+    def work(cluster: object) -> Tensor:
+        return Loop(spardl.attach, "spardl", density=0.2, schedule=schedule).run(range(10))
+
+    first, second = run_workers(2, work)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("schedule", "scaled"), [("wfbp", False), ("wfbp", True), ("dear", False), ("dear", True)])
+def test_muon_alone_equals_torch(schedule: str, scaled: bool) -> None:
+    """For a model of matrices, whose workers get equal batches; with a loss scale that grows."""
+
+    def trained(attaches: bool) -> Tensor:
+        torch.manual_seed(6)
+        model = nn.Sequential(nn.Linear(4, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False))
+        muon = torch.optim.Muon(model.parameters(), lr=0.05, nesterov=False)
+        scaler = GradScaler("cpu", init_scale=64.0, growth_interval=2) if scaled else None
+        ddp = DistributedDataParallel(model)
+        handle = None
+        if attaches:
+            handle = spardl.attach(ddp, WHOLE_MUON, optimizer=muon, schedule=schedule, scaler=scaler)
+        for step in range(7):
+            muon.zero_grad()
+            loss = ddp(torch.randn(6, 4, generator=torch.Generator().manual_seed(step))).square().mean()
+            if scaler is None:
+                loss.backward()
+                muon.step()
+            else:
+                scaler.scale(loss).backward()
+                scaler.step(muon)
+                scaler.update()
+        if handle is not None:
+            handle.flush()
+        return weights(model)
+
+    for plain, found in run_workers(2, lambda cluster: (trained(False), trained(True))):
+        torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
+
+
+def test_outer_steps_all_optimizers_locally() -> None:
+    """One worker with an outer learning rate of 1 trains as without outer steps, and counts each step once."""
+
+    def work(cluster: object) -> list[Tensor]:
+        plain, loop, counted = Loop(None), Loop(alone, "none"), Loop(alone, "none")
+        outers = []
+        for each in (loop, counted):
+            each.handle.detach()
+            named, several = each.model.named_parameters(), each.optimizers
+            outers.append(spardl.Outer(named, several, "none", every=2, lr=1.0, momentum=0.0))
+        for step in range(6):
+            plain.step(step)
+            for each, outer in zip((loop, counted), outers, strict=True):
+                for optimizer in each.optimizers:
+                    optimizer.zero_grad()
+                each.backward(step)
+                if each is loop:
+                    outer.step()
+                else:
+                    for optimizer in each.optimizers:
+                        optimizer.step()
+                    outer.count()
+                for rate in each.rates:
+                    rate.step()
+        assert [outer.stats().steps for outer in outers] == [3, 3]
+        return [weights(each.model) for each in (plain, loop, counted)]
+
+    ((plain, *found),) = run_workers(1, work)
+    for each in found:
+        torch.testing.assert_close(each, plain, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_sharded_state_moves_to_another_number_of_workers(tmp_path: Path) -> None:
+    def save(cluster: object) -> None:
+        loop = Loop(spardl.attach, PART)
+        loop.run(range(3))
+        dcp.save({"model": loop.model.state_dict(), "spardl": loop.handle.sharded()}, checkpoint_id=tmp_path)
+
+    def load(cluster: object) -> tuple[Tensor, float]:
+        loop = Loop(spardl.attach, PART)
+        model = loop.model.state_dict()
+        dcp.load({"model": model, "spardl": loop.handle.sharded(tmp_path)}, checkpoint_id=tmp_path)
+        loop.model.load_state_dict(model)
+        moments = loop.handle.state_dict()["groups"][0]["variance"]
+        return loop.run(range(3, 6)), float(moments.abs().sum())
+
+    run_workers(3, save)
+    rows = run_workers(2, load)
+    assert torch.equal(rows[0][0], rows[1][0])
+    assert all(size > 0 for _, size in rows)
+
+
+@pytest.mark.parametrize(
+    ("options", "density", "wire"),
+    [
+        ({}, 0.1, "int4"),
+        ({"density": 0.2}, 0.2, "exact"),
+        ({"wire": "exact"}, 0.01, "exact"),
+        ({"teams": 2}, 0.1, "int4"),
+        ({"recipe": "published"}, 0.01, "exact"),
+    ],
+    ids=["default", "density", "wire", "teams", "published"],
+)
+def test_default_density_and_bits_suit_muon(options: dict[str, Any], density: float, wire: str) -> None:
+    model = Model()
+    for optimizer in (muon_and_adamw(model), torch.optim.Muon(hidden(model))):
+        made = choose_method("spardl", options, optimizer=optimizer)
+        assert (made.compressor.density, made.wire.values) == (density, wire)
+    assert choose_method("spardl", {}, optimizer=torch.optim.AdamW(others(model))).compressor.density == 0.01
+
+
+@pytest.mark.parametrize(
+    ("density", "optimizers", "warns"),
+    [(0.01, muon_and_adamw, True), (0.1, muon_and_adamw, False), (0.01, lambda model: muon_and_adamw(model)[1], False)],
+    ids=["low", "enough", "adamw"],
+)
+def test_low_density_of_muon_is_named(density: float, optimizers: Callable[..., Any], warns: bool) -> None:
+    method = resolve_momentum(spardl.make_method("topka", density=density), optimizers(Model()))
+    said = low_density_warning(method)
+    assert (said is not None) is warns
+    assert said is None or said.startswith("density=0.01 is low for Muon, whose updates have entries of similar sizes")
+
+
+@pytest.mark.slow
+def test_trained_optimizers_are_taken_over() -> None:
+    def work(cluster: object) -> bool:
+        loop = Loop(None)
+        loop.run(range(3))
+        plain = Loop(None)
+        plain.run(range(6))
+        loop.handle = spardl.attach(loop.called, WHOLE, optimizer=loop.optimizers)  # type: ignore[arg-type]
+        continued = loop.run(range(3, 6))
+        assert not any(each.state for each in loop.optimizers)
+        return torch.allclose(continued, weights(plain.model), rtol=1e-3, atol=1e-4)
+
+    assert run_workers(1, work) == [True]
+
+
+def attached(optimizers: Callable[[nn.Module], Any], **options: Any) -> Callable[[], Any]:
+    def call() -> None:
+        model = Model()
+        spardl.attach(DistributedDataParallel(model), PART, optimizer=optimizers(model), **options)
+
+    return call
+
+
+def stepping_one() -> None:
+    loop = Loop(spardl.attach, PART)
+    loop.backward(0)
+    loop.optimizers[0].step()
+    for each in loop.optimizers:
+        each.zero_grad()
+    loop.backward(1)
+
+
+def clearing_one() -> None:
+    loop = Loop(spardl.attach, PART)
+    loop.step(0)
+    loop.optimizers[0].zero_grad()
+    loop.backward(1)
+    loop.optimizers[0].step()
+
+
+def moving_a_matrix() -> None:
+    saved = Loop(spardl.attach, PART)
+    saved.step(0)
+    model = Model()
+    first, *rest = hidden(model)
+    optimizers = [torch.optim.Muon(rest), torch.optim.AdamW([first, *others(model)], betas=BETAS, eps=1e-4)]
+    handle = spardl.attach(DistributedDataParallel(model), PART, optimizer=optimizers)
+    handle.load_state_dict(saved.handle.state_dict())
+
+
+REFUSED: list[tuple[Callable[[], Any], str]] = [
+    (
+        attached(lambda model: [torch.optim.Muon(hidden(model)), torch.optim.AdamW(model.parameters())]),
+        "3 of the 9 averaged parameters are in several optimizers (first: body.0.weight); give each",
+    ),
+    (
+        attached(lambda model: [torch.optim.Muon(hidden(model))]),
+        "optimizer is missing 6 of the 9 averaged parameters (first: body.0.bias); pass an optimizer of all",
+    ),
+    (
+        attached(lambda model: [torch.optim.Muon(hidden(model)), torch.optim.SGD(others(model))]),
+        "supports Muon with AdamW or Adam, not Muon and SGD; use one of these, or a method",
+    ),
+    (attached(muon_and_adamw, schedule="dear"), "schedule=dear supports one optimizer, got 2; use schedule=wfbp"),
+    (attached(muon_and_adamw, scaler=GradScaler("cpu")), "scaler= supports one optimizer, got 2; train without"),
+    (stepping_one, "step() of AdamW was not called after the last backward pass"),
+    (clearing_one, "call optimizer.zero_grad() before the first backward pass"),
+    (moving_a_matrix, "Muon had other parameters; give each parameter the same optimizer as before"),
+]
+
+
+def test_refused_calls() -> None:
+    (found,) = run_workers(1, lambda cluster: refusals(call for call, _ in REFUSED))
+    for said, (_, words) in zip(found, REFUSED, strict=True):
+        assert words in said
+        assert "\n" not in said

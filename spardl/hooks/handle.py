@@ -184,7 +184,7 @@ class GradientHandle(Handle):
         # All checks come before the process group is opened, which is a collective call.
         check_type("scaler", scaler, GradScaler, optional=True)
         optimizers = optimizers_of(optimizer)
-        method = resolve_momentum(method, optimizers or None, shortens=True)
+        method = resolve_momentum(method, optimizers or None, for_handle=True)
         check_update(schedule, method, optimizers, clip_norm, scaler)
         schedule.check(method, clips=clip_norm is not None and not method.momentum.moved)
         check_dtypes(named)

@@ -242,7 +242,8 @@ class AutoMomentum(OptimizerMomentum):
     Args:
         beta2: Decay rate of Adam's squared gradients, a share; ``None`` uses that of the optimizer, at most 0.99 if
             ``scope=auto`` selects a share of each chunk, otherwise 0.95.
-        update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
+        update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`. ``None`` is
+            ``measured`` in handles if Adam or AdamW is the only kind of optimizer, otherwise ``none``.
         factor: Momentum factor of SGD's updates, a share of at most the optimizer's; ``None`` uses the optimizer's. A
             smaller one is made up for by larger updates; see :class:`SgdMomentum`.
 
@@ -251,13 +252,14 @@ class AutoMomentum(OptimizerMomentum):
     """
 
     beta2: float | None = None
-    update_scale: str = "none"
+    update_scale: str | None = None
     factor: float | None = None
 
     name = "auto"
 
     def __post_init__(self) -> None:
-        check_choice("update_scale", self.update_scale, UPDATE_SCALES)
+        if self.update_scale is not None:
+            check_choice("update_scale", self.update_scale, UPDATE_SCALES)
         if self.beta2 is not None and (not is_number(float, self.beta2) or not 0 <= self.beta2 < 1):
             raise ConfigError(f"beta2 must be at least 0 and below 1, got {self.beta2!r}")
         if self.factor is not None and (not is_number(float, self.factor) or not 0 <= self.factor < 1):

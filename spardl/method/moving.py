@@ -134,15 +134,17 @@ def optimizers_of(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
     return found
 
 
-def resolve_momentum(method: Method, optimizer: Optimizers, *, shortens: bool = False) -> Method:
+def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool = False) -> Method:
     """Replaces ``momentum=auto`` by the local update that works best with an optimizer.
 
     Args:
         method: Method with any momentum.
         optimizer: Optimizer that applies the averages, or several of different parameters; without one,
             ``momentum=auto`` becomes ``momentum=optimizer``.
-        shortens: Whether SGD's momentum becomes at most 0.5, with a gain, if the largest entries are sent at a density
-            of at most 10%, unless ``factor`` is set. Handles do this; the trainer keeps the results of run ids.
+        for_handle: Whether to use the defaults of handles, so that the learning rate of dense training is suitable:
+            SGD's momentum becomes at most 0.5, with a gain, if the largest entries are sent at a density of at most
+            10%, unless ``factor`` is set; Adam's updates are multiplied by the measured factor, unless
+            ``update_scale`` is set. The trainer keeps the results of run ids.
 
     Returns:
         The method. For SGD, each worker applies SGD's momentum, or a smaller factor with a gain. For Adam, each worker
@@ -167,9 +169,9 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, shortens: bool = 
             raise ConfigError(
                 f"beta2={beta2} has no effect: it is the decay rate of Adam's squares, {without}; remove it"
             )
-        if (scale := method.momentum.update_scale) != "none":
+        if (scale := method.momentum.update_scale) not in (None, "none"):
             raise ConfigError(f"update_scale={scale} has no effect: it scales Adam's updates, {without}; remove it")
-        return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, shortens=shortens))
+        return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, for_handle=for_handle))
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} is for SGD, not {kinds}; remove it")
     residual = method.residual
@@ -179,11 +181,13 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, shortens: bool = 
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
         compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
     squares = min(rule.betas[1], limit) if beta2 is None else beta2
-    rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale)
+    # The factor was not tried with Muon's updates.
+    default = "measured" if for_handle and not isinstance(rule, MuonMomentum) else "none"
+    rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale or default)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
 
-def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, shortens: bool) -> Momentum:
+def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, for_handle: bool) -> Momentum:
     """Replaces the momentum ``rule`` of SGD, or of no optimizer."""
     if not isinstance(rule, SgdMomentum):
         if factor is not None:
@@ -191,7 +195,7 @@ def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, shorte
         return rule
     compressor = method.compressor
     waits = isinstance(compressor, Budget) and compressor.chunks_updates and compressor.density <= _SHORT_DENSITY
-    if factor is None and shortens and waits and method.residual.remembers:
+    if factor is None and for_handle and waits and method.residual.remembers:
         factor = min(_SHORT_FACTOR, rule.factor)
     if factor is not None:
         rule = SgdMomentum.shortened(rule, factor)

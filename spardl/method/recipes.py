@@ -155,7 +155,8 @@ class Recipe:
                 uses that of the optimizer, at most 0.99 if ``scope=auto`` selects a share of each chunk, otherwise
                 0.95.
             update_scale: Factor of each worker's update if ``optimizer=`` is Adam or AdamW: ``none``, or ``measured``,
-                which makes the learning rate of dense training suitable; see :class:`AdamMomentum`.
+                which makes the learning rate of dense training suitable; see :class:`AdamMomentum`. ``None`` is
+                ``measured`` in handles, and ``none`` with Muon.
             recipe: ``recommended``, or ``published``: as in the paper, with momentum in the optimizer, after averaging.
             options: Options of the compressor and the communicator, such as ``density`` and ``teams``; an option that
                 both parts have is passed to both.
@@ -422,7 +423,7 @@ def method_options(method: MethodName | str) -> list[Option]:
         dense_steps: int | None = 0
         momentum_factor: float | None = None
         beta2: float | None = None
-        update_scale: str | None = 'none'
+        update_scale: str | None = None
         recipe: str = 'recommended'
     """
     recipe = find_recipe(method)

@@ -92,14 +92,16 @@ def test_handles_shorten_momentum_that_a_residual_replaces(
 ) -> None:
     method = spardl.Method(compressor, AllGather(), residual, AutoMomentum(factor=given))
     made = optimizer(torch.optim.SGD, momentum=0.75)
-    assert resolve_momentum(method, made, shortens=True).momentum == momentum
+    assert resolve_momentum(method, made, for_handle=True).momentum == momentum
     # The trainer keeps the results of existing run ids.
     assert resolve_momentum(method, made).momentum == SgdMomentum(0.75)
 
 
 def test_handles_keep_a_small_momentum() -> None:
-    assert resolve_momentum(AUTO, optimizer(torch.optim.SGD, momentum=0.4), shortens=True).momentum == SgdMomentum(0.4)
-    assert type(resolve_momentum(AUTO, optimizer(torch.optim.SGD), shortens=True).momentum) is OptimizerMomentum
+    assert resolve_momentum(AUTO, optimizer(torch.optim.SGD, momentum=0.4), for_handle=True).momentum == SgdMomentum(
+        0.4
+    )
+    assert type(resolve_momentum(AUTO, optimizer(torch.optim.SGD), for_handle=True).momentum) is OptimizerMomentum
 
 
 @pytest.mark.parametrize(
@@ -165,6 +167,17 @@ def test_chosen_update_scale_is_kept() -> None:
     method = spardl.make_method("spardl", update_scale="measured")
     expected = AdamMomentum((0.0, 0.99), update_scale="measured")
     assert resolve_momentum(method, optimizer(torch.optim.AdamW)).momentum == expected
+
+
+@pytest.mark.parametrize(("given", "scale"), [(None, "measured"), ("none", "none"), ("measured", "measured")])
+def test_handles_measure_the_scale_of_adams_updates(given: str | None, scale: str) -> None:
+    method = spardl.make_method("spardl", update_scale=given)
+    expected = AdamMomentum((0.0, 0.99), update_scale=scale)
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW), for_handle=True).momentum == expected
+    # The trainer keeps the results of existing run ids.
+    assert resolve_momentum(method, optimizer(torch.optim.AdamW)).momentum == replace(
+        expected, update_scale=given or "none"
+    )
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import spardl
 
-WINDOW, BATCH, WIDTH, STEPS = 32, 16, 64, 150
+WINDOW, BATCH, WIDTH, STEPS = 32, 16, 64, 100
 
 text = "\n\n".join(topics[name] for name in sorted(topics))  # that of help()
 alphabet = sorted(set(text))

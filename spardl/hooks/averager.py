@@ -624,7 +624,7 @@ def inherit(into: Averager, other: Averager) -> None:
         pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
         # Residual, velocity and variance: the first two scale with the loss, the variance is kept unscaled.
         # A velocity of Muon is not a variance of Adam, which another handle may have kept for the same parameter.
-        alike = moments and mine.is_matrix(number) == theirs.is_matrix(places[parameter])
+        alike = moments and (parameter in mine.matrices) == (parameter in theirs.matrices)
         kinds = ((both, factor), (alike, factor), (alike, 1.0))
         for (vector, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
             if wanted and vector.shape == given.shape:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import gc
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import torch
@@ -25,7 +26,7 @@ from spardl.hooks.choosing import choose_method, choose_schedule, options_of
 from spardl.hooks.handle import Handle
 from spardl.hooks.synchronizer import check_still_frozen, check_still_trained, trained_and_frozen
 from spardl.method.method import Method
-from spardl.method.moving import double_momentum_warning, optimizers_of, resolve_momentum, trained_by
+from spardl.method.moving import Optimizers, double_momentum_warning, optimizers_of, resolve_momentum, trained_by
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
 from spardl.protocol.programs import Program, Worker, clone_data, whole_team
@@ -311,10 +312,9 @@ class Outer(_NotAnOptimizer, Handle):
         timeout: float = 1800.0,
         **options: Any,
     ) -> None:
-        optimizers = optimizers_of(optimizer)
         outer = OuterSteps(every, 0.7 if lr is None else lr, momentum, fragments, delay, mixing)
         self._named, self._frozen = trained_and_frozen(parameters)
-        _check_optimizers(optimizers, {pair.parameter for pair in self._named})
+        optimizers = _checked_optimizers(optimizer, {pair.parameter for pair in self._named})
         made = resolve_momentum(choose_method(method, options), None)
         outer.check(made, clips=False)
         no_momentum = momentum is None and made.residual.remembers
@@ -342,21 +342,15 @@ class Outer(_NotAnOptimizer, Handle):
         self._begun = self._closed = False
         # Steps of the optimizer that count() has not counted.
         self._uncounted = 0
-        self._hooks = [
-            unwrap(each).register_step_pre_hook(weak_method(self._before_step, number))
-            for number, each in enumerate(optimizers)
-        ]
+        self._hooks = _before_steps(optimizers, weak_method(self._before_step))
         on_finalize(self, _remove, self._hooks)
 
     def _before_step(self, number: int, *_: object) -> None:
         """Runs before each step of optimizer ``number``, called by ``step()`` or by the loop."""
         self._check_parameters()
         self._begin()
-        # All optimizers together make one step.
-        if number:
-            return
-        self._uncounted += 1
-        if self._uncounted == self._outer.every + 1:
+        self._uncounted += number == 0  # all optimizers together make one step
+        if number == 0 and self._uncounted == self._outer.every + 1:
             warnings.warn(
                 f"spardl: optimizer.step() was called {self._uncounted} times without Outer, which has sent nothing; "
                 "call outer.step() instead, or outer.count() after each optimizer.step().",
@@ -658,15 +652,22 @@ def _warn_of_misuse(parameters: list[nn.Parameter], group: Any, doubt: str | Non
             return
 
 
+def _before_steps(optimizers: Iterable[torch.optim.Optimizer], call: Callable[..., None]) -> list[RemovableHandle]:
+    """Calls ``call`` before each step of each optimizer, with its number."""
+    return [unwrap(each).register_step_pre_hook(partial(call, number)) for number, each in enumerate(optimizers)]
+
+
 def _remove(hooks: Iterable[RemovableHandle]) -> None:
     for hook in hooks:
         hook.remove()
 
 
-def _check_optimizers(optimizers: Sequence[torch.optim.Optimizer], parameters: set[nn.Parameter]) -> None:
+def _checked_optimizers(optimizer: Optimizers, parameters: set[nn.Parameter]) -> tuple[torch.optim.Optimizer, ...]:
+    optimizers = optimizers_of(optimizer)
     if not optimizers:
         raise ConfigError("optimizer is None; pass the optimizer of the model, which each worker steps locally")
     if any(parameters.isdisjoint(trained_by([each])) for each in optimizers):
         raise ConfigError(
             "optimizer updates no item of parameters, so they would never change; pass the optimizer of the model"
         )
+    return optimizers

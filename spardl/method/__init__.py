@@ -9,6 +9,7 @@ from spardl.method.momentum import (
     OptimizerMomentum,
     SgdMomentum,
 )
+from spardl.method.muon import MuonMomentum
 from spardl.method.names import MethodName
 from spardl.method.recipes import Option, Recipe
 from spardl.method.residuals import GlobalResidual, LocalResidual, NoResidual, PartialResidual, RescaledResidual
@@ -23,6 +24,7 @@ __all__ = [
     "LocalResidual",
     "Method",
     "MethodName",
+    "MuonMomentum",
     "NoResidual",
     "OptimizerMomentum",
     "Option",

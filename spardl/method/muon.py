@@ -71,15 +71,15 @@ class MuonMomentum(AdamMomentum):
         update_scale: Factor of all updates; see :class:`AdamMomentum`.
         factor: Share of a matrix's momentum that remains in the next step.
         nesterov: Whether to use Nesterov momentum for matrices.
-        coefficients: Coefficients of the Newton-Schulz iteration; see :func:`orthogonalize`.
+        coefficients: Coefficients of x, x^3 and x^5 in the polynomial of the Newton-Schulz iteration.
         steps: Number of iterations of it.
-        least_norm: Smallest norm that a matrix is divided by.
+        least_norm: Smallest norm (a factor) that a matrix is divided by.
 
     Raises:
         ConfigError: If a value is out of range.
 
     Example:
-        >>> rule = spardl.method.muon.MuonMomentum(betas=(0.0, 0.95))
+        >>> rule = spardl.method.MuonMomentum(betas=(0.0, 0.95))
         >>> moments = rule.init_moments(torch.zeros(5))
         >>> moments.matrices = (spardl.method.momentum.Matrix(0, rows=2, columns=2),)
         >>> update = rule.apply(torch.tensor([3.0, 0.0, 0.0, -1.0, 0.01]), moments)

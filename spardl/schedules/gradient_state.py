@@ -191,6 +191,7 @@ class GradientState:
         groups: Groups of layers in flat order.
         remembers: Whether the method has residuals.
         shares: Whether the gradient is averaged in place instead of in a residual.
+        matrices: Parameters of shape (a, b) whose update Muon computes.
     """
 
     def __init__(
@@ -201,7 +202,7 @@ class GradientState:
         partition: Sequence[Range],
         matrices: Collection[nn.Parameter] = (),
     ) -> None:
-        self._method, self._gradient, self._matrices = method, gradient, matrices
+        self._method, self._gradient, self.matrices = method, gradient, matrices
         self.remembers = method.residual.remembers
         # Only the engine reads a copied gradient, and one rank needs only one copy.
         self.shares = isinstance(gradient, CopiedGradient) and ranks == 1 and method.in_place
@@ -257,21 +258,8 @@ class GradientState:
         layout = Layout(self._gradient.layout.shapes[slice(*tensors)])
         states = [self._state(layout, local, entries) for local in range(len(self._memories))]
         for state in states:
-            state.moments.matrices = self._matrices_in(tensors)
+            state.moments.matrices = _matrices_in(self._gradient, tensors, self.matrices)
         return Group(layers, tensors, entries, states)
-
-    def is_matrix(self, number: int) -> bool:
-        """Whether Muon computes the update of parameter ``number``."""
-        return self._gradient.parameters[number] in self._matrices
-
-    def _matrices_in(self, tensors: tuple[int, int]) -> tuple[Matrix, ...]:
-        # Schedules never split a parameter, so each group has all entries of its matrices.
-        first = self._gradient.layout.tensors[tensors[0]][0]
-        return tuple(
-            Matrix(self._gradient.layout.tensors[number][0] - first, *self._gradient.parameters[number].shape)
-            for number in range(*tensors)
-            if self.is_matrix(number)
-        )
 
     def _state(self, layout: Layout, local: int, entries: tuple[int, int]) -> MethodState:
         kept = (self._memories[local], self._velocities[local], self._variances[local])
@@ -369,7 +357,7 @@ class GradientState:
         first = self._gradient.parameters[tensors[0]]
         layout = Layout(self._gradient.layout.shapes[slice(*tensors)])
         made = self._method.init_state(layout, first.dtype, first.device)
-        made.moments.matrices = self._matrices_in(tensors)
+        made.moments.matrices = _matrices_in(self._gradient, tensors, self.matrices)
         return made
 
     def load_state_dicts(self, local: int, values: Sequence[Mapping[str, Any]]) -> None:
@@ -388,6 +376,14 @@ class GradientState:
         """
         for states, *saved in zip(self.states, *parts, strict=True):
             states[local].adopt(saved, worker, before)
+
+
+def _matrices_in(gradient: Storage, tensors: tuple[int, int], matrices: Collection[nn.Parameter]) -> tuple[Matrix, ...]:
+    """Places of the ``matrices`` in the group with the parameters of numbers ``tensors``."""
+    # Schedules never split a parameter, so each group has all entries of its matrices.
+    first = gradient.layout.tensors[tensors[0]][0]
+    pairs = ((gradient.layout.tensors[number][0], gradient.parameters[number]) for number in range(*tensors))
+    return tuple(Matrix(start - first, *each.shape) for start, each in pairs if each in matrices)
 
 
 @dataclass(frozen=True)

@@ -113,7 +113,7 @@ def test_the_library_s_outer_are_the_same_to_the_last_bit() -> None:
         outer = spardl.Outer(
             model.named_parameters(), adamw(model), "none", every=3, lr=0.7, momentum=0.9, communicator="dense"
         )
-        rule = outer._optimizer
+        (rule,) = outer._optimizers
         for step in range(9):
             rule.zero_grad()
             loss_of(model, batch(step, rank, 0)).backward()

@@ -11,23 +11,23 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scripts.exhibits import base, jobs
-from scripts.exhibits.papers import study
-from scripts.exhibits.papers import study_points as lore
+from scripts.exhibits.kinds import study_points as lore
+from scripts.exhibits.papers.catalogue import catalogue
 from tests.scripts import test_study
 
 ROOT = Path(__file__).resolve().parents[2]
-GRID = study.GRID.with_seeds(3)
+GRID = catalogue()["study.grid"].with_seeds(3)
 
 
 def test_all_points_of_the_preset_are_trained_and_no_others() -> None:
     words = [",".join(point) for point in test_study.points()]
     assert list(GRID.compared(GRID.plans["laptop"])) == ["dense", *words]
-    assert all(study.METHODS[name] == (f"+point=[{name}]",) for name in words)
+    assert all(GRID.methods[name] == (f"+point=[{name}]",) for name in words)
     assert len(GRID.jobs("laptop")) == 3 * (len(words) + 1)
 
 
 def test_the_smallest_scale_has_every_choice() -> None:
-    chosen = [study.POINTS[name] for name in GRID.compared(GRID.plans["smoke"])[1:]]
+    chosen = [GRID.grid[name] for name in GRID.compared(GRID.plans["smoke"])[1:]]
     assert {each for point in chosen for each in enumerate(point)} == {
         each for point in lore.points() for each in enumerate(point)
     }

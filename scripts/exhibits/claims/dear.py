@@ -13,7 +13,7 @@ from scripts.exhibits.claims.evidence import cells, fastest, ratio, tables, turn
 from scripts.exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, Claim, Known, Published
 from scripts.exhibits.kinds.lab import Measured
 from scripts.exhibits.kinds.predictions import Computed
-from scripts.exhibits.papers.dear import OTHERS as RIVALS
+from scripts.exhibits.kinds.schedules import OTHERS as RIVALS
 
 __all__ = ["CLAIMS"]
 

@@ -10,9 +10,9 @@ from scripts.exhibits.claims.bounds import UpTo
 from scripts.exhibits.claims.evidence import cells, fastest, metrics, ratio, tables
 from scripts.exhibits.claims.judging import ASSUMED_GPU, MODELLED, OWN_CHOICES, STAND_INS, Claim, Known, Published
 from scripts.exhibits.claims.seeds import NoLoss
+from scripts.exhibits.kinds.fusion import PARTITIONS
 from scripts.exhibits.kinds.predictions import Computed
 from scripts.exhibits.kinds.trainings import MethodComparison
-from scripts.exhibits.papers.sketch_fusion import PARTITIONS
 from scripts.exhibits.tables import Table
 
 __all__ = ["CLAIMS"]

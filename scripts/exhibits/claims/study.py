@@ -9,8 +9,8 @@ from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.evidence import accuracies, against, best_elsewhere
 from scripts.exhibits.claims.judging import STAND_INS, Claim, Known, NoEvidence, Published
 from scripts.exhibits.claims.seeds import NoLoss
-from scripts.exhibits.papers.study_points import RANDOM_BLOCK
-from scripts.exhibits.papers.study_rates import DENSE, StudyRates
+from scripts.exhibits.kinds.study_points import RANDOM_BLOCK
+from scripts.exhibits.kinds.study_rates import DENSE, StudyRates
 
 __all__ = ["CLAIMS"]
 

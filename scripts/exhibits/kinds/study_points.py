@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -64,7 +65,8 @@ AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
-def points() -> list[Point]:
+@cache
+def points() -> tuple[Point, ...]:
     """Points of the preset in order."""
     config: Any = OmegaConf.load(CONFIGURATIONS / "experiment" / f"{PRESET}.yaml")
     ((key, text),) = config["hydra"]["sweeper"]["params"].items()
@@ -73,7 +75,7 @@ def points() -> list[Point]:
     for words in override.sweep_string_iterator():
         sent, *scope, residual, momentum, total = words.strip("[]").split(",")
         found.append(Point(sent, "".join(scope), residual, momentum, total))
-    return found
+    return tuple(found)
 
 
 def covering(grid: Sequence[Point]) -> list[Point]:

@@ -45,6 +45,7 @@ PLAIN: Mapping[str, Callable[[str], Any]] = types.MappingProxyType(
         WORDS: lambda text: tuple(shlex.split(text)),
     }
 )
+NOTHING: Mapping[type, Mapping[str, Any]] = types.MappingProxyType({})
 NAMED: Mapping[type, str] = types.MappingProxyType(
     {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 )
@@ -133,12 +134,20 @@ class Reader:
         definitions: Nodes that ``$name`` stands for.
         variants: Classes that ``kind:`` chooses from.
         functions: Package whose functions a value can name as ``module.function``.
+        named: Values by name, for classes whose values the file cannot declare.
     """
 
-    def __init__(self, definitions: Definitions, variants: Variants, functions: str) -> None:
+    def __init__(
+        self,
+        definitions: Definitions,
+        variants: Variants,
+        functions: str,
+        named: Mapping[type, Mapping[str, Any]] = NOTHING,
+    ) -> None:
         self._definitions = definitions
         self._variants = variants
         self._functions = functions
+        self._named = named
 
     def read(self, kind: Any, node: Node, where: str, **given: Any) -> Any:
         """A value of a type.
@@ -169,6 +178,8 @@ class Reader:
             return self._scalar(cls, node, where)
         if issubclass(cls, Enum):
             return self._chosen({each.name.lower(): each for each in cls}, node, where)
+        if cls in self._named:
+            return self._chosen(self._named[cls], node, where)
         return self._record(cls, node, where, given)
 
     def _generic(self, kind: Any, node: Node, where: str) -> Any:

@@ -144,6 +144,16 @@ def test_functions_are_named_by_module(tmp_path: Path) -> None:
             read(tmp_path, wrong, kind)
 
 
+def test_values_of_some_classes_are_only_named(tmp_path: Path) -> None:
+    (tmp_path / "value.yaml").write_text("[near]")
+    reader = declared.Reader({}, {}, "", {Point: {"near": Point(1.0)}})
+    node = declared.parse(tmp_path / "value.yaml")
+    assert reader.read(tuple[Point, ...], node, "value") == (Point(1.0),)
+    (tmp_path / "value.yaml").write_text("[nearer]")
+    with pytest.raises(ConfigError, match=r"^value.yaml:1: value: 'nearer' does not exist; did you mean near\?$"):
+        reader.read(tuple[Point, ...], declared.parse(tmp_path / "value.yaml"), "value")
+
+
 def test_every_file_has_a_title_and_exhibits_of_its_own() -> None:
     names = [exhibit.name for paper in catalogue.load_all() for exhibit in paper.exhibits]
     assert len(names) == len(set(names))

@@ -7,8 +7,6 @@ from typing import Any
 
 import pytest
 from hydra.utils import get_class
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from scripts.exhibits import base, jobs
 from scripts.exhibits.kinds import study_points as lore
@@ -32,21 +30,6 @@ def test_the_smallest_scale_has_every_choice() -> None:
         each for point in lore.points() for each in enumerate(point)
     }
     assert len(chosen) <= 8
-
-
-ALL = test_study.points()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(words=st.lists(st.sampled_from(ALL), min_size=1, max_size=12, unique=True))
-def test_any_part_of_the_grid_is_covered(words: list[tuple[str, ...]]) -> None:
-    grid = [point(",".join(each)) for each in words]
-    chosen = lore.covering(grid)
-    assert set(chosen) <= set(grid)
-    assert len(chosen) == len(set(chosen))
-    assert {each for point in chosen for each in enumerate(point)} == {
-        each for point in grid for each in enumerate(point)
-    }
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])

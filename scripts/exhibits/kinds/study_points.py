@@ -21,7 +21,6 @@ __all__ = [
     "Point",
     "Values",
     "best_of",
-    "covering",
     "held_out",
     "marginals",
     "points",
@@ -76,17 +75,6 @@ def points() -> tuple[Point, ...]:
         sent, *scope, residual, momentum, total = words.strip("[]").split(",")
         found.append(Point(sent, "".join(scope), residual, momentum, total))
     return tuple(found)
-
-
-def covering(grid: Sequence[Point]) -> list[Point]:
-    """Small set of points that covers every choice of every axis; ties are resolved by order."""
-    missing = {choice for point in grid for choice in enumerate(point)}
-    chosen = []
-    while missing:
-        best = max(grid, key=lambda point: len(missing & set(enumerate(point))))
-        chosen.append(best)
-        missing -= set(enumerate(best))
-    return chosen
 
 
 class Marginal(NamedTuple):

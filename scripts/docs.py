@@ -27,9 +27,9 @@ from scripts import bench_hooks, bench_schedules, break_even, choices, learning
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.claims.catalogue import OnDemand, judge_all
 from scripts.exhibits.claims.page import page as claims_page
+from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.papers.catalogue import catalogue
-from scripts.exhibits.papers.frontier import FRONTIER
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.working import answer
 from scripts.pages import frontier, methods, quotes
@@ -74,12 +74,13 @@ def _hooks_page(text: str) -> str:
     return replace(text, "hooks", f"\n{shown}\n")
 
 
-def _frontier_results() -> Results:
-    return Results.on_disk(RECORDS, FRONTIER.jobs(frontier.SCALE), RecordStore(RECORDS))
+def _frontier() -> tuple[Frontier, Results]:
+    exhibit = cast(Frontier, _exhibits()["frontier"])
+    return exhibit, Results.on_disk(RECORDS, exhibit.jobs(frontier.SCALE), RecordStore(RECORDS))
 
 
 def _frontier_page(text: str) -> str:
-    return frontier.page(text, FRONTIER, _frontier_results())
+    return frontier.page(text, *_frontier())
 
 
 def _claims_page(_: str) -> str:
@@ -128,7 +129,7 @@ def _accuracy_figure() -> bytes:
 
 
 def _frontier_figure() -> bytes:
-    return frontier.figure(FRONTIER, _frontier_results())
+    return frontier.figure(*_frontier())
 
 
 FIGURES: Mapping[str, Callable[[], bytes]] = MappingProxyType(

@@ -31,11 +31,11 @@ from scripts.exhibits.base import Basis, Picture
 from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing
 from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.charts.labels import explain
+from scripts.exhibits.kinds.trainings import VIRTUAL
 from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import page
 from scripts.exhibits.pages.run_table import CLOCKS, run_machines, run_table, seconds_by_machine
 from scripts.exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
-from scripts.exhibits.papers.small import VIRTUAL
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import WRITERS, Cell, Row, Table, markdown
 from spardl.basics.errors import ConfigError

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from scripts.exhibits import base, jobs
 from scripts.exhibits.kinds import adaptation, watched
-from scripts.exhibits.papers import spardl
+from scripts.exhibits.papers.catalogue import catalogue
 from tests.support import harness
 
 
@@ -35,7 +35,7 @@ def test_to_note_changes_nothing() -> None:
 
 
 def test_tables_and_pictures_by_hand() -> None:
-    exhibit = spardl.ADAPTATION
+    exhibit = catalogue()["spardl.adaptation"]
     (job,) = exhibit.jobs("smoke")
     unions = [5.0] * 4 + [10.0] * 16
     data = {"h": [[4, 6]] * 10 + [[8, 8]] * 10, "union": [[union] * 2 for union in unions], "k": [[10, 10]] * 20}
@@ -61,7 +61,7 @@ def test_what_never_settles_says_so() -> None:
 
 @pytest.mark.slow
 def test_a_training() -> None:
-    (job,) = spardl.ADAPTATION.jobs("smoke")
+    (job,) = catalogue()["spardl.adaptation"].jobs("smoke")
     found = job.function(**dict(job.arguments))
     assert json.loads(json.dumps(found)) == found
     assert [len(found[name]) for name in ("h", "union", "k")] == [3, 3, 3]

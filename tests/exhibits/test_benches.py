@@ -10,10 +10,10 @@ import pytest
 
 from scripts.exhibits import base, working
 from scripts.exhibits.kinds import benches
-from scripts.exhibits.papers import settings
+from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import TrainingError
 
-BENCHES = [settings.SELECTION, settings.LOOPBACK, settings.SIMULATED]
+BENCHES = [catalogue()["settings.selection"], catalogue()["settings.loopback"], catalogue()["settings.simulated"]]
 BENCH = """
 import json, os, sys
 rank = int(os.environ.get("RANK", 0))

@@ -78,7 +78,7 @@ def figures_of(claims: Sequence[Any], results: Any) -> Iterator[tuple[Any, Seque
     known = known_with_seeds()
     for made in claims:
         try:
-            yield made, made.find(known[made.exhibit], "smoke", results)
+            yield made, made.find(known[made.exhibit], "smoke", results, **dict(made.arguments))
         except judging.NoEvidence as missing:
             assert str(missing) == "there are no such figures at this size"
             assert made.exhibit == "oktopk.scaling"

@@ -21,9 +21,9 @@ from torch import Tensor
 from scripts import choices
 from scripts.exhibits import base, jobs
 from scripts.exhibits.claims import judging
-from scripts.exhibits.claims import spardl as claims
+from scripts.exhibits.claims.catalogue import CLAIMS
 from scripts.exhibits.kinds import trainings
-from scripts.exhibits.papers import spardl as exhibits
+from scripts.exhibits.papers.catalogue import catalogue
 from spardl.method.method import Method
 from spardl.method.residuals import GlobalResidual
 from spardl.vector.sparse import SparseVector
@@ -66,13 +66,13 @@ def judged(steps: int = STEPS) -> Any:
     case = trainings.Case("squares", ("cluster.workers=3",), "", True, known=trainings.Known(1.001 * FLOOR, "by hand"))
     sparse = (f"compressor.density={DENSITY}",)
     plan = trainings.Plan((case,), (), SEEDS, "", only=("SparDL", "dense"), sparse=sparse)
-    exhibit = replace(exhibits.CONVERGENCE, plans={"paper": plan})
+    exhibit = replace(catalogue()["spardl.convergence"], plans={"paper": plan})
     losses = [*(final_loss(harness.spardl(DENSITY), seed, steps) for seed in SEEDS), *dense(steps)]
     found = {
         job: jobs.Outcome(Path("x"), {"metric": "loss", "final": {"loss": loss}, "best": loss, "steps": steps})
         for job, loss in zip(exhibit.jobs("paper"), losses, strict=True)
     }
-    (claim,) = (each for each in claims.CLAIMS if each.name == "SparDL: accuracy against dense")
+    (claim,) = (each for each in CLAIMS if each.name == "SparDL: accuracy against dense")
     return judging.judge(claim, {claim.exhibit: exhibit}, "paper", base.Results(Path("x"), found)).finding
 
 

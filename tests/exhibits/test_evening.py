@@ -13,10 +13,11 @@ from scripts import reproduce
 from scripts.exhibits import base, jobs, working
 from scripts.exhibits.claims.lengths import watched_hindrances
 from scripts.exhibits.kinds import trainings
-from scripts.exhibits.papers import catalogue, real
+from scripts.exhibits.papers.catalogue import catalogue
 from trainer.build import build_dataset, build_plan
 
-KNOWN = catalogue.catalogue()
+KNOWN = catalogue()
+RIVALS = {"alone", "bf16", "PowerSGD", "SparDL, our recipe"}
 
 
 class Evening(NamedTuple):
@@ -69,7 +70,7 @@ def test_what_is_watched_for_an_evening_is_long_enough(composing: None) -> None:
 
 def test_rows_of_an_evening_are_in_no_other_plan() -> None:
     found = {scale: {job.labels.job_type for job in KNOWN["spardl.convergence"].jobs(scale)} for scale in base.SCALES}
-    assert found["laptop"] == found["smoke"] == found["paper"] == found["evening"] - {*real.RIVALS}
+    assert found["laptop"] == found["smoke"] == found["paper"] == found["evening"] - RIVALS
     assert len(found["laptop"]) == 6
 
 
@@ -97,8 +98,8 @@ def test_every_configuration_is_valid(name: str, composing: None) -> None:
 
 
 def test_what_a_row_has_of_its_own_comes_last(composing: None) -> None:
-    plan, exhibit = real.REAL, KNOWN["spardl.real_data"]
-    (bert,) = (pace.case for pace in plan if "BERT" in pace.case.name)
+    exhibit: Any = KNOWN["spardl.real_data"]
+    (bert,) = (case for case in exhibit.plans["evening"].cases if "BERT" in case.name)
     rates = {
         job.labels.job_type: job.config["optimizer"]["lr"]
         for job in exhibit.jobs("evening")
@@ -131,9 +132,16 @@ def test_what_exhibits_share_is_one_training(composing: None) -> None:
 
 
 def test_hours_by_hand() -> None:
-    pace = real.Pace(trainings.Case("X", (), ""), 3600, 2.0)
-    assert real.hours([pace, pace], ["dense", "alone"], (1, 2)) == "about 8.6 hours of a core"
-    assert real.hours([pace._replace(workers=7)], ["dense", "alone"], (1, 2)) == "about 2.3 hours of a core"
+    """Two tasks of 3,600 steps and 2 core seconds for 14 workers, with two seeds; one worker takes a 14th."""
+    rows = {"dense": trainings.DENSE, "alone": trainings.ALONE}
+
+    def cost(workers: int) -> str:
+        words, pace = (f"cluster.workers={workers}",), trainings.Pace(3600, 2.0)
+        plan = trainings.Plan(tuple(trainings.Case(name, words, "", pace=pace) for name in "XY"), (), (1, 2))
+        return trainings.MethodComparison("x.y", "", "", "", rows, {"evening": plan}).cost("evening")
+
+    assert cost(14) == "8 trainings, about 8.6 hours of a core"
+    assert cost(7) == "8 trainings, about 4.6 hours of a core"
 
 
 def test_the_list_tells_the_hours_of_an_evening() -> None:

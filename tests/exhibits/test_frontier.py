@@ -14,11 +14,12 @@ from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
 from scripts.exhibits import base, jobs, records, working
 from scripts.exhibits.kinds import crossings, frontier_work, lab
-from scripts.exhibits.papers.frontier import FRONTIER
+from scripts.exhibits.papers.catalogue import catalogue
 from scripts.pages import frontier
 from tests.support import made_up
 from tests.support.labs import in_a_lab
 
+FRONTIER: Any = catalogue()["frontier"]
 ROOT = Path(__file__).resolve().parents[2]
 DENSE, LOCAL, LOST = "dense DDP", "DiLoCo", "SparseLoCo"
 CASES = {DENSE: "ddp", LOCAL: "outer.none,every=5", LOST: "outer.topka,every=5"}

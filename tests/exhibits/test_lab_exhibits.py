@@ -14,7 +14,7 @@ import pytest
 
 from scripts.exhibits import base, jobs, working
 from scripts.exhibits.kinds import lab
-from scripts.exhibits.papers import dear, labs
+from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError, TrainingError
 from tests.support.labs import in_a_lab
 
@@ -116,7 +116,7 @@ def test_a_lab_is_told_the_delay(answer: Any) -> None:
 
 
 def test_what_is_typed_names_each_delay() -> None:
-    commands = [shlex.split(each) for each in labs.STREAMS.job("laptop").command.split("; ")]
+    commands = [shlex.split(each) for each in catalogue()["settings.streams"].job("laptop").command.split("; ")]
     assert [lab.netlab.parse(words[2:]).delay_ms for words in commands] == [0.1, 5.0, 20.0]
 
 
@@ -144,9 +144,12 @@ def test_synchronizations_beside_counts(monkeypatch: pytest.MonkeyPatch, synchro
     assert {torchs[name] for name in ("predicted", "rounds", "messages alone")} == {"not counted"}
 
 
-@pytest.mark.parametrize("name", ["DEAR", "SPARDL", "LAYER_FUSION", "LAYER_FUSION_SMALL", "BUCKETS", "GROUPS"])
+@pytest.mark.parametrize(
+    "name",
+    ["dear.lab", "spardl.lab", "sketch_fusion.lab", "sketch_fusion.lab_small", "settings.bucket_mb", "settings.groups"],
+)
 def test_jobs_can_be_typed_and_want_the_machine_for_themselves(name: str) -> None:
-    exhibit = getattr(labs, name)
+    exhibit = catalogue()[name]
     assert exhibit.job("laptop").id == exhibit.job("paper").id != exhibit.job("smoke").id
     for scale in ("smoke", "laptop"):
         job = exhibit.job(scale)
@@ -160,19 +163,18 @@ def test_jobs_can_be_typed_and_want_the_machine_for_themselves(name: str) -> Non
         assert arguments.command[2:-2] == list(dict(job.arguments)["words"])[1:]
         for word in arguments.command[2:]:
             assert not word.startswith("profile:") or (ROOT / word.removeprefix("profile:")).exists()
-    assert not dear.SPEED.job("smoke").alone
-    assert labs.DEAR in dear.EXHIBITS
+    assert not catalogue()["dear.speed"].job("smoke").alone
 
 
 def results_of(folder: Path, data: Any, reason: str | None = None) -> Any:
-    return base.Results(folder, {labs.SPARDL.job("smoke"): jobs.Outcome(folder, data, reason)})
+    return base.Results(folder, {catalogue()["spardl.lab"].job("smoke"): jobs.Outcome(folder, data, reason)})
 
 
 def test_without_a_lab_the_table_says_so(tmp_path: Path) -> None:
     results = results_of(tmp_path, {}, "missing programs: tc")
-    ((row,),) = (table.rows for table in labs.SPARDL.tables("smoke", results))
+    ((row,),) = (table.rows for table in catalogue()["spardl.lab"].tables("smoke", results))
     assert (row.cells[0].text, row.cells[0].bad) == ("failed: missing programs: tc", True)
-    assert labs.SPARDL.pictures("smoke", results) == []
+    assert catalogue()["spardl.lab"].pictures("smoke", results) == []
 
 
 def test_picture_has_bars_and_prediction_marks(
@@ -181,7 +183,7 @@ def test_picture_has_bars_and_prediction_marks(
     from matplotlib.figure import Figure
 
     monkeypatch.setattr(lab, "in_lab", lambda **_: synchronized)
-    (picture,) = labs.SPARDL.pictures("smoke", results_of(tmp_path, lab.synchronizations(**SETTING)))
+    (picture,) = catalogue()["spardl.lab"].pictures("smoke", results_of(tmp_path, lab.synchronizations(**SETTING)))
     figure = Figure()
     picture.draw(figure)
     (axes,) = figure.axes

@@ -12,12 +12,13 @@ from matplotlib.figure import Figure
 
 from scripts.exhibits import base, jobs
 from scripts.exhibits.kinds import lab, lab_updates
-from scripts.exhibits.papers import spardl, spardl_lab
+from scripts.exhibits.kinds.gpu import MODELS
+from scripts.exhibits.papers.catalogue import catalogue
 from spardl.clusters.profile import Profile
 from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
-EXHIBIT = spardl_lab.LAB_UPDATES
+EXHIBIT = catalogue()["spardl.lab_updates"]
 
 
 def answer(ours: list[float], other: list[float]) -> dict[str, Any]:
@@ -74,11 +75,11 @@ def test_jobs_can_be_typed_and_sleep_as_long_as_the_map_assumes() -> None:
     places = [lab.netlab.parse(shlex.split(job.command)[2:]) for job in EXHIBIT.jobs("evening")]
     assert [(each.workers, each.gbit) for each in places] == [(4, 1), (4, 0.1), (8, 1), (8, 0.1), (14, 1), (14, 0.1)]
     words = places[0].command
-    assert float(words[words.index("--compute") + 1]) == pytest.approx(spardl_lab.MODELS["lstm_imdb"].seconds, rel=0.01)
+    assert float(words[words.index("--compute") + 1]) == pytest.approx(MODELS["lstm_imdb"].seconds, rel=0.01)
     path = words[words.index("--model") + 1].removeprefix("profile:")
-    assert sum(Profile.read(ROOT / path).entries) == spardl_lab.MODELS["lstm_imdb"].entries
+    assert sum(Profile.read(ROOT / path).entries) == MODELS["lstm_imdb"].entries
     assert all(job.alone for job in EXHIBIT.jobs("evening"))
-    names = [exhibit.name for exhibit in spardl.EXHIBITS]
+    names = [*catalogue()]
     assert names.index("spardl.lab_updates") == names.index("spardl.regimes") + 1
 
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from scripts.exhibits import base, jobs
 from scripts.exhibits.kinds import eager, lazy, watched
-from scripts.exhibits.papers import spardl
+from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.compressors import RandomK, TopK
 from spardl.method.method import Method
@@ -141,7 +141,7 @@ def test_both_get_what_the_workers_have() -> None:
 
 
 def test_tables_and_pictures_by_hand() -> None:
-    exhibit = spardl.LAZY
+    exhibit = catalogue()["spardl.lazy"]
     (job,) = exhibit.jobs("smoke")
     data = {
         "same": [0.5, 0.7],
@@ -165,7 +165,7 @@ def test_tables_and_pictures_by_hand() -> None:
 
 @pytest.mark.slow
 def test_a_training() -> None:
-    (job,) = spardl.LAZY.jobs("smoke")
+    (job,) = catalogue()["spardl.lazy"].jobs("smoke")
     found = job.function(**dict(job.arguments))
     assert json.loads(json.dumps(found)) == found
     assert [found[name]["selections"] for name in (lazy.LAZY, lazy.EAGER)] == [3, 5]

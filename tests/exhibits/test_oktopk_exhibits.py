@@ -16,11 +16,10 @@ from scripts import choices
 from scripts.exhibits import base
 from scripts.exhibits import jobs as exhibit_jobs
 from scripts.exhibits.claims import judging
-from scripts.exhibits.claims import oktopk as oktopk_claims
 from scripts.exhibits.claims.base import Verdict
+from scripts.exhibits.claims.catalogue import CLAIMS
 from scripts.exhibits.kinds import balance, thresholds, trainings, watched
-from scripts.exhibits.papers import catalogue
-from scripts.exhibits.papers import oktopk as oktopk_exhibits
+from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, OkTopk
 from spardl.compressors import ReusedThreshold, TopK
@@ -125,10 +124,10 @@ def test_the_table_of_thresholds_by_hand(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("scale", "told"), [("laptop", "too short: 96 steps where 1000 are needed"), ("evening", "")])
 def test_what_is_watched_for_too_short_a_time_is_not_judged(scale: str, told: str, composing: None) -> None:
-    exhibit = oktopk_exhibits.THRESHOLDS
+    exhibit = catalogue()["oktopk.thresholds"]
     data = {"k": 100, "local": [[300, 100]] * 4, "sums": [100] * 4}
     done = {job: exhibit_jobs.Outcome(Path("x"), data) for job in exhibit.jobs(scale)}
-    claim = next(each for each in oktopk_claims.CLAIMS if each.name == "Ok-Topk: thresholds")
+    claim = next(each for each in CLAIMS if each.name == "Ok-Topk: thresholds")
     finding = judging.judge(claim, {exhibit.name: exhibit}, scale, base.Results(Path("x"), done)).finding
     assert finding.verdict is (Verdict.UNJUDGED if told else Verdict.NOT)
     assert told in finding.reason
@@ -222,7 +221,7 @@ def test_the_tables_of_balance_by_hand(tmp_path: Path) -> None:
 
 
 def test_the_published_cases_are_as_large_as_published() -> None:
-    found = oktopk_exhibits.BALANCE.plans["laptop"].cases
+    found = catalogue()["oktopk.balance"].plans["laptop"].cases
     assert [each.entries for each in found] == [14_728_266, 27_569_568, 133_547_324]
 
 
@@ -233,7 +232,7 @@ def test_topk_is_sparse_enough() -> None:
 
 def test_every_comparison_names_what_is_not_published_of_it() -> None:
     """Wherever Ok-Topk is among the methods that run, at any scale, and nowhere else."""
-    known = catalogue.catalogue()
+    known = catalogue()
     with choices.composing():
         jobs = {name: [*exhibit.jobs("smoke"), *exhibit.jobs("laptop")] for name, exhibit in known.items()}
     runs = {name for name, found in jobs.items() if any("oktopk" in repr(job).replace(name, "") for job in found)}

@@ -12,11 +12,9 @@ import pytest
 
 from scripts import bench_schedules, reproduce
 from scripts.exhibits import base, jobs
-from scripts.exhibits.claims import dear as dear_claims
 from scripts.exhibits.claims import judging
-from scripts.exhibits.claims import spardl as spardl_claims
+from scripts.exhibits.claims.catalogue import CLAIMS
 from scripts.exhibits.kinds import gpu, lab
-from scripts.exhibits.papers import dear, labs, sketch_fusion, spardl_lab, spardl_updates
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.passes import MeasuredPasses, read_passes
 from spardl.basics.errors import ConfigError
@@ -49,7 +47,7 @@ def counted(exhibit: Any, scale: str) -> base.Results:
 
 
 def test_updates_have_the_seconds_of_the_profile(given: Given) -> None:
-    exhibit = spardl_updates.BREAKDOWN
+    exhibit = catalogue()["spardl.breakdown"]
     measured = exhibit.with_passes(vgg16(given))
     assert measured.jobs("laptop") == exhibit.jobs("laptop")  # counts do not depend on them
     (before, *rest), (after, *same) = (each.tables("laptop", counted(each, "laptop")) for each in (exhibit, measured))
@@ -66,7 +64,7 @@ def test_updates_have_the_seconds_of_the_profile(given: Given) -> None:
 
 
 def test_slow_passes_leave_less_to_gain_on_the_map(given: Given) -> None:
-    exhibit = spardl_updates.REGIMES
+    exhibit = catalogue()["spardl.regimes"]
     measured = exhibit.with_passes(vgg16(given, 1000.0))
     rows = [
         {row.name: row.cells for row in each.tables("laptop", counted(each, "laptop"))[1].rows}
@@ -81,7 +79,14 @@ def test_slow_passes_leave_less_to_gain_on_the_map(given: Given) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "exhibit", [dear.SPEED, dear.BREAKDOWN, dear.TUNING, sketch_fusion.FUSION, sketch_fusion.SCALING]
+    "exhibit",
+    [
+        catalogue()["dear.speed"],
+        catalogue()["dear.breakdown"],
+        catalogue()["dear.tuning"],
+        catalogue()["sketch_fusion.fusion"],
+        catalogue()["sketch_fusion.scaling"],
+    ],
 )
 def test_iterations_are_predicted_from_the_profile(exhibit: Any, given: Given) -> None:
     size = bench_schedules.sizes()["resnet50"]
@@ -94,33 +99,33 @@ def test_iterations_are_predicted_from_the_profile(exhibit: Any, given: Given) -
     assert "--profile resnet50=" in slow.job("smoke").command
     found = [each.function(**dict(each.job("smoke").arguments)) for each in (exhibit, slow)]
     assert found[0] != found[1]
-    if exhibit is dear.SPEED:
+    if exhibit is catalogue()["dear.speed"]:
         assert min(found[1]["sheets"][0]["rows"][0][1:7]) > 9
 
 
 def test_a_job_without_its_models_is_as_before(given: Given) -> None:
     size = bench_schedules.sizes()["bert_base"]
-    measured = dear.SPEED.with_passes(given("bert_base", size))
-    assert measured.job("smoke").id == dear.SPEED.job("smoke").id
-    assert measured.job("laptop").id != dear.SPEED.job("laptop").id
+    measured = catalogue()["dear.speed"].with_passes(given("bert_base", size))
+    assert measured.job("smoke").id == catalogue()["dear.speed"].job("smoke").id
+    assert measured.job("laptop").id != catalogue()["dear.speed"].job("laptop").id
 
 
 def test_benches_in_the_lab_sleep_as_long(given: Given, monkeypatch: pytest.MonkeyPatch) -> None:
     taken = given("resnet50", bench_schedules.sizes()["resnet50"])
-    measured = labs.DEAR.with_passes(taken)
+    measured = catalogue()["dear.lab"].with_passes(taken)
     job = measured.job("laptop")
-    assert job.id != labs.DEAR.job("laptop").id
-    assert measured.job("smoke").id == labs.DEAR.job("smoke").id  # of another model
+    assert job.id != catalogue()["dear.lab"].job("laptop").id
+    assert measured.job("smoke").id == catalogue()["dear.lab"].job("smoke").id  # of another model
     words = dict(job.arguments)["words"]
     assert f"profile:{taken['resnet50'].path}" in words
     assert "--compute" not in words
-    assert words[-6:] == labs.DEAR.job("laptop").arguments[-1][1][-6:]
+    assert words[-6:] == catalogue()["dear.lab"].job("laptop").arguments[-1][1][-6:]
     asked: list[Any] = []
     monkeypatch.setattr(lab.netlab, "run", lambda arguments: asked.append(arguments) or 3)
     with pytest.raises(Exception, match="exit code 3"):
         lab.schedules(**dict(job.arguments))
     assert f"profile:{taken['resnet50'].path}" in asked[0].command
-    updates = spardl_lab.LAB_UPDATES
+    updates = catalogue()["spardl.lab_updates"]
     slept = updates.with_passes(given("lstm_imdb", gpu.MODELS["lstm_imdb"].entries))
     assert not {job.id for job in slept.jobs("laptop")} & {job.id for job in updates.jobs("laptop")}
     assert (updates.assumes("laptop"), slept.assumes("laptop")) == (["lstm_imdb"], [])
@@ -140,11 +145,11 @@ def test_every_exhibit_takes_them_or_assumes_none(name: str, given: Given) -> No
 def test_a_profile_of_another_size_is_refused(given: Given) -> None:
     wrong = given("vgg16", 12), given("resnet50", 12), given("lstm_imdb", 12)
     for exhibit, taken in (
-        (spardl_updates.BREAKDOWN, wrong[0]),
-        (spardl_updates.REGIMES, wrong[0]),
-        (dear.SPEED, wrong[1]),
-        (labs.DEAR, wrong[1]),
-        (spardl_lab.LAB_UPDATES, wrong[2]),
+        (catalogue()["spardl.breakdown"], wrong[0]),
+        (catalogue()["spardl.regimes"], wrong[0]),
+        (catalogue()["dear.speed"], wrong[1]),
+        (catalogue()["dear.lab"], wrong[1]),
+        (catalogue()["spardl.lab_updates"], wrong[2]),
     ):
         with pytest.raises(ConfigError, match=r"has 12 parameters, \w+ has [\d,]+; measure \w+"):
             exhibit.with_passes(taken)
@@ -190,14 +195,14 @@ def test_records_are_of_what_every_clone_has(given: Given) -> None:
 
 
 def test_verdicts_rest_on_no_guess_where_passes_were_measured(given: Given) -> None:
-    (claim,) = (each for each in dear_claims.CLAIMS if each.name == "DeAR: speed on 10 GbE")
-    measured = dear.SPEED.with_passes(given("resnet50", bench_schedules.sizes()["resnet50"]))
-    assert judging.ASSUMED_GPU in claim.where(dear.SPEED, "smoke").limits
+    (claim,) = (each for each in CLAIMS if each.name == "DeAR: speed on 10 GbE")
+    measured = catalogue()["dear.speed"].with_passes(given("resnet50", bench_schedules.sizes()["resnet50"]))
+    assert judging.ASSUMED_GPU in claim.where(catalogue()["dear.speed"], "smoke").limits
     assert judging.ASSUMED_GPU not in claim.where(measured, "smoke").limits
     assert judging.ASSUMED_GPU in claim.where(measured, "laptop").limits  # other models are assumed there
     # What compressors take is assumed in any case.
-    (claim,) = (each for each in spardl_claims.CLAIMS if each.name == "SparDL: speed of an update")
-    exhibit = spardl_updates.BREAKDOWN
+    (claim,) = (each for each in CLAIMS if each.name == "SparDL: speed of an update")
+    exhibit = catalogue()["spardl.breakdown"]
     plans = {"smoke": replace(exhibit.plans["smoke"])}
     whole = replace(exhibit, plans=plans).with_passes(vgg16(given))
     assert whole.assumes("smoke") == []

@@ -14,14 +14,13 @@ from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
 from scripts.exhibits import base, jobs, records, working
 from scripts.exhibits.kinds import lab, races
-from scripts.exhibits.papers import labs, spardl_race
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from tests.support import made_up
 from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
-RACE = spardl_race.RACE
+RACE = catalogue()["spardl.time_to_accuracy"]
 DENSE, OURS, SLOW = "dense DDP", "SparDL, our recipe", "TopkA"
 SCALES = ("smoke", "laptop", "evening", "paper")
 
@@ -207,7 +206,7 @@ def test_every_run_can_be_typed_and_every_case_exists(scale: str) -> None:
 def test_the_plan_is_told_in_minutes(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working, "_perform", lambda *_: None)
     work = RACE.jobs("smoke")
-    working.complete([*work, labs.DEAR.job("smoke")], tmp_path, at_once=1)
+    working.complete([*work, catalogue()["dear.lab"].job("smoke")], tmp_path, at_once=1)
     minutes = sum(job.expected or 0 for job in work) / 60
     told = f"5 of 5 jobs to do: about {minutes:.1f} minutes, and 1 of unknown length\n"
     assert capsys.readouterr().out == told

@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from scripts.exhibits import base, jobs
 from scripts.exhibits.charts import fields
 from scripts.exhibits.kinds import gpu, regimes
-from scripts.exhibits.papers import spardl, spardl_updates
+from scripts.exhibits.papers.catalogue import catalogue
 from spardl.clusters import Network
 from spardl.clusters.network import PRESETS
 
-EXHIBIT = spardl_updates.REGIMES
+EXHIBIT = catalogue()["spardl.regimes"]
 # Rounds, and bytes for each entry.
 COUNTED = {
     "SparDL, d = 1": (8, 0.08),
@@ -107,8 +107,8 @@ def test_tables_by_hand(results: tuple[str, base.Results]) -> None:
 
 def test_counts_are_those_of_the_breakdown() -> None:
     """So nothing is counted twice."""
-    assert {job.id for job in EXHIBIT.jobs("laptop")} == {job.id for job in spardl_updates.BREAKDOWN.jobs("laptop")}
-    assert EXHIBIT in spardl.EXHIBITS
+    breakdown = catalogue()["spardl.breakdown"]
+    assert {job.id for job in EXHIBIT.jobs("laptop")} == {job.id for job in breakdown.jobs("laptop")}
 
 
 def test_a_failure_shows(results: tuple[str, base.Results]) -> None:

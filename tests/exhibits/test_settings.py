@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from scripts.exhibits import jobs
-from scripts.exhibits.papers import settings
+from scripts.exhibits.kinds.every_method import LEFT_OUT
+from scripts.exhibits.papers.catalogue import catalogue
 from scripts.pages.methods import documented
 from trainer.build import build_dataset, build_plan
 
+WARM_UP, WIRE = (catalogue()[f"settings.{name}"] for name in ("warm_up", "wire"))
 BASE = ("recipe=published", "compressor=spardl", "cluster.workers=4", "seed=1")
 
 
@@ -25,31 +27,31 @@ def trained(exhibit: Any, row: str, place: int = 0) -> str:
     ("row", "words"),
     [
         ("no warm-up", ("warmup.steps=0",)),
-        (settings.FALLING, ("compressor.warmup_steps=66",)),
-        (settings.TENTH, ("warmup.steps=66",)),
-        (settings.THIRD, ("warmup.steps=220",)),
+        ("density falls, a tenth of the steps", ("compressor.warmup_steps=66",)),
+        ("dense, a tenth of the steps", ("warmup.steps=66",)),
+        ("dense, a third", ("warmup.steps=220",)),
     ],
 )
 def test_warm_ups_of_four_workers_are_those_of_the_page(row: str, words: tuple[str, ...]) -> None:
-    assert trained(settings.WARM_UP, row) == jobs.Training((*BASE, "compressor.density=0.001", *words)).id
+    assert trained(WARM_UP, row) == jobs.Training((*BASE, "compressor.density=0.001", *words)).id
 
 
 @pytest.mark.usefixtures("composing")
 def test_warm_ups_of_eight_are_as_long_a_share() -> None:
     words = ("recipe=published", "compressor=spardl", "cluster.workers=8", "seed=1", "warmup.steps=33")
-    assert trained(settings.WARM_UP, settings.TENTH, 1) == jobs.Training(words).id
-    assert trained(settings.WARM_UP, settings.THIRD, 1) == jobs.Training((*words, "warmup.steps=110")).id
+    assert trained(WARM_UP, "dense, a tenth of the steps", 1) == jobs.Training(words).id
+    assert trained(WARM_UP, "dense, a third", 1) == jobs.Training((*words, "warmup.steps=110")).id
 
 
 @pytest.mark.usefixtures("composing")
 def test_wires_are_those_of_the_page() -> None:
     for name in ("exact", "bfloat16", "int4"):
-        assert trained(settings.WIRE, f"wire={name}") == jobs.Training((*BASE, f"wire={name}")).id
-    assert trained(settings.WIRE, "wire=exact") == jobs.Training(BASE).id
+        assert trained(WIRE, f"wire={name}") == jobs.Training((*BASE, f"wire={name}")).id
+    assert trained(WIRE, "wire=exact") == jobs.Training(BASE).id
 
 
 @pytest.mark.usefixtures("composing")
-@pytest.mark.parametrize("exhibit", [settings.WARM_UP, settings.WIRE], ids=lambda exhibit: exhibit.name)
+@pytest.mark.parametrize("exhibit", [WARM_UP, WIRE], ids=lambda exhibit: exhibit.name)
 def test_every_training_is_valid(exhibit: Any) -> None:
     for job in exhibit.jobs("laptop"):
         if "seed=1" in job.words:
@@ -58,7 +60,7 @@ def test_every_training_is_valid(exhibit: Any) -> None:
 
 def test_every_method_on_the_page_has_a_row_or_is_left_out() -> None:
     """A method of one's own, which is on no page, asks for no training."""
-    rows = [*settings.METHODS.methods]
+    rows = [*catalogue()["settings.methods"].methods]
     assert rows[:2] == ["none", "alone"]
-    assert {*rows, *settings.LEFT_OUT} - {"alone"} == {*documented()}
-    assert not {*rows[1:]} & settings.LEFT_OUT
+    assert {*rows, *LEFT_OUT} - {"alone"} == {*documented()}
+    assert not {*rows[1:]} & LEFT_OUT

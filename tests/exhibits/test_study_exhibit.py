@@ -7,46 +7,29 @@ from typing import Any
 
 import pytest
 from hydra.utils import get_class
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from scripts.exhibits import base, jobs
-from scripts.exhibits.papers import study
-from scripts.exhibits.papers import study_points as lore
+from scripts.exhibits.kinds import study_points as lore
+from scripts.exhibits.papers.catalogue import catalogue
 from tests.scripts import test_study
 
 ROOT = Path(__file__).resolve().parents[2]
-GRID = study.GRID.with_seeds(3)
+GRID = catalogue()["study.grid"].with_seeds(3)
 
 
 def test_all_points_of_the_preset_are_trained_and_no_others() -> None:
     words = [",".join(point) for point in test_study.points()]
     assert list(GRID.compared(GRID.plans["laptop"])) == ["dense", *words]
-    assert all(study.METHODS[name] == (f"+point=[{name}]",) for name in words)
+    assert all(GRID.methods[name] == (f"+point=[{name}]",) for name in words)
     assert len(GRID.jobs("laptop")) == 3 * (len(words) + 1)
 
 
 def test_the_smallest_scale_has_every_choice() -> None:
-    chosen = [study.POINTS[name] for name in GRID.compared(GRID.plans["smoke"])[1:]]
+    chosen = [GRID.grid[name] for name in GRID.compared(GRID.plans["smoke"])[1:]]
     assert {each for point in chosen for each in enumerate(point)} == {
         each for point in lore.points() for each in enumerate(point)
     }
     assert len(chosen) <= 8
-
-
-ALL = test_study.points()
-
-
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(words=st.lists(st.sampled_from(ALL), min_size=1, max_size=12, unique=True))
-def test_any_part_of_the_grid_is_covered(words: list[tuple[str, ...]]) -> None:
-    grid = [point(",".join(each)) for each in words]
-    chosen = lore.covering(grid)
-    assert set(chosen) <= set(grid)
-    assert len(chosen) == len(set(chosen))
-    assert {each for point in chosen for each in enumerate(point)} == {
-        each for point in grid for each in enumerate(point)
-    }
 
 
 @pytest.mark.parametrize("scale", ["laptop", "paper"])

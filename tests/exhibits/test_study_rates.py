@@ -13,18 +13,20 @@ from scripts.exhibits import base, jobs
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.judging import NoEvidence
 from scripts.exhibits.claims.study import random_block
-from scripts.exhibits.papers import study_points, study_rates
+from scripts.exhibits.kinds import study_points, study_rates
+from scripts.exhibits.papers.catalogue import catalogue
 
-EXHIBIT = study_rates.RATES.with_seeds(3)
+POINTS = study_rates.plain(study_points.points())
+EXHIBIT = catalogue()["study.rates"].with_seeds(3)
 CASE = EXHIBIT.plans["smoke"].cases[0]
 TOPK = "topk,layer,local,after,allgather"
 
 
 def test_every_way_to_send_and_to_keep_is_there_once() -> None:
-    pairs = [(point.sent, point.residual) for point in study_rates.POINTS]
+    pairs = [(point.sent, point.residual) for point in POINTS]
     assert len(pairs) == len(set(pairs))
     assert set(pairs) == {(point.sent, point.residual) for point in study_points.points()}
-    assert {point.momentum for point in study_rates.POINTS} == {"after"}
+    assert {point.momentum for point in POINTS} == {"after"}
 
 
 def test_trainings_are_long_enough_and_have_three_rates() -> None:

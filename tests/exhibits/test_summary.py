@@ -12,7 +12,7 @@ from scripts.exhibits.kinds import trainings
 from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import sections, verdicts
 from scripts.exhibits.pages import summary as pages_summary
-from scripts.exhibits.papers.catalogue import PAPERS
+from scripts.exhibits.papers.catalogue import load_all
 from tests.support import made_up
 
 CASE = trainings.Case("VGG on CIFAR", ("a=1",), "ResNet on digits")
@@ -240,13 +240,13 @@ def test_of_several_scales_the_last_one_counts() -> None:
 
 
 def test_every_paper_has_a_figure_to_lead_with() -> None:
-    for paper in PAPERS:
-        assert len([each for each in paper.EXHIBITS if each.leads]) == 1, paper
+    for paper in load_all():
+        assert len([each for each in paper.exhibits if each.leads]) == 1, paper
 
 
 def test_a_paper_s_first_figure_has_a_panel_for_each_task(tmp_path: Path) -> None:
-    for paper in PAPERS:
-        (leading,) = [each for each in paper.EXHIBITS if each.leads]
+    for paper in load_all():
+        (leading,) = [each for each in paper.exhibits if each.leads]
         pictures = leading.pictures("laptop", made_up.results(leading, "laptop", tmp_path))
         assert pictures
         if leading.name.endswith("convergence"):

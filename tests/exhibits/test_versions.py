@@ -18,7 +18,7 @@ import pytest
 
 from scripts import choices
 from scripts.exhibits import jobs, working
-from scripts.exhibits.papers import catalogue
+from scripts.exhibits.papers.catalogue import catalogue
 from tests.golden.test_golden import Book, bits_depend_on
 from trainer.targets import editions
 
@@ -29,7 +29,7 @@ RAISE = "results changed: raise the recipe of the computation, or the edition of
 
 def small_work() -> dict[str, Any]:
     """By id: of each function the first job that measures no seconds, and of each method the first seed's training."""
-    known, found = catalogue.catalogue(), dict[Any, Any]()
+    known, found = catalogue(), dict[Any, Any]()
     for name, exhibit in known.items():
         for job in exhibit.jobs("smoke"):
             if isinstance(job, jobs.Computation) and not job.alone:

@@ -11,7 +11,7 @@ from matplotlib.figure import Figure
 
 from scripts.exhibits import base, jobs
 from scripts.exhibits.kinds import watched, xi
-from scripts.exhibits.papers import oktopk
+from scripts.exhibits.papers.catalogue import catalogue
 from spardl.communicators import OkTopk
 from spardl.compressors import ReusedThreshold
 from spardl.method.method import Method
@@ -81,7 +81,7 @@ def test_of_some_steps_only() -> None:
 
 
 def test_tables_and_pictures_by_hand() -> None:
-    exhibit = oktopk.XI
+    exhibit = catalogue()["oktopk.xi"]
     (job,) = exhibit.jobs("smoke")
     cuts = dict(zip(xi.THRESHOLDS, (2.0, 1.0, 3.0), strict=True))
     selected = dict(zip(xi.THRESHOLDS, (10, 15, 5), strict=True))
@@ -105,7 +105,7 @@ def test_tables_and_pictures_by_hand() -> None:
 
 @pytest.mark.slow
 def test_a_training() -> None:
-    (job,) = oktopk.XI.jobs("smoke")
+    (job,) = catalogue()["oktopk.xi"].jobs("smoke")
     found = job.function(**dict(job.arguments))
     assert json.loads(json.dumps(found)) == found
     assert len(found["xi"]) == 3

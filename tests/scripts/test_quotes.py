@@ -13,7 +13,7 @@ from scripts import learning
 from scripts.evidence.plans import tasks_in
 from scripts.exhibits import base
 from scripts.exhibits.measures import metric_curve
-from scripts.exhibits.papers import spardl_race
+from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.statistics import shown_interval
 from scripts.exhibits.tables import Cell, Row, Table
@@ -93,7 +93,7 @@ def test_the_readme_table_has_the_figures_of_the_records() -> None:
 
 def test_the_readme_speedups_are_those_of_the_records() -> None:
     """Mean and range over seeds of the seconds that DDP needs to reach the target, relative to SparDL."""
-    race = spardl_race.RACE
+    race = catalogue()["spardl.time_to_accuracy"]
     course = base.at("evening", race.courses)
     results = base.Results.on_disk(ROOT, race.jobs("evening"), RecordStore(ROOT / SHIPPED))
     entrants = {entrant.name: entrant for entrant in course.entrants}

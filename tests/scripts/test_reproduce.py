@@ -191,7 +191,8 @@ def test_fewer_than_three_seeds_have_no_interval(values: list[float], number: st
 def comparison(seeds: tuple[int, ...] = (1, 2, 3)) -> Any:
     basis = base.Basis("", "", "")
     plan = trainings.Plan((trainings.Case("Digits", ("model=resnet20",), "digits"),), (), seeds, "")
-    return trainings.MethodComparison("x.y", "T", "", "", basis, {"one": ("a=1",), "two": ("a=2",)}, {"smoke": plan})
+    methods = {"one": ("a=1",), "two": ("a=2",)}
+    return trainings.MethodComparison("x.y", "T", "", "", methods, {"smoke": plan}, basis=basis)
 
 
 def outcome(folder: Path, value: float, seconds: float) -> Any:

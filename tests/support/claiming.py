@@ -60,7 +60,7 @@ def exhibit_of(*cases: Any) -> Any:
     plan = trainings.Plan(cases, (), (1, 2, 3), "", sparse=("compressor.density=0.05",))
     methods = {"one": ("compressor=topka",), "two": trainings.DENSE}
     return trainings.MethodComparison(
-        "x.y", "T", "", "", basis, methods, dict.fromkeys(("smoke", "laptop", "paper"), plan)
+        "x.y", "T", "", "", methods, dict.fromkeys(("smoke", "laptop", "paper"), plan), basis=basis
     )
 
 

@@ -16,9 +16,8 @@ from zlib import crc32
 
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.jobs import Computation, Job, Outcome, Training
-from scripts.exhibits.kinds import lab, lazy, predictions
+from scripts.exhibits.kinds import fusion, lab, lazy, predictions, schedules
 from scripts.exhibits.kinds.xi import BINS, THRESHOLDS
-from scripts.exhibits.papers import dear, sketch_fusion
 
 STEPS = ("none, after_backward", "none, wfbp", "none, dear")
 METHODS = ("torch dense all-reduce", "torch PowerSGD hook, rank 4", "spardl", "oktopk", "topka", "none")
@@ -241,29 +240,29 @@ def _each(*parts: Sequence[str]) -> list[str]:
 # As many rows as at scale laptop, with their names; the real figures take minutes to compute.
 SHEETS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]] = {
     "dear.speed": lambda given: _sheets(
-        "Seconds of an iteration", given["models"], (*dear.DENSE, dear.OVER_BEST, dear.OVER_LAYERS)
+        "Seconds of an iteration", given["models"], (*schedules.DENSE, schedules.OVER_BEST, schedules.OVER_LAYERS)
     ),
     "dear.no_fusion": lambda given: _sheets(
-        "Seconds of an iteration without fusion", given["models"], (*dear.ALONE, dear.HALVES, dear.FUSED)
+        "Seconds of an iteration without fusion", given["models"], (*schedules.ALONE, schedules.HALVES, schedules.FUSED)
     ),
     "dear.breakdown": lambda given: _sheets(
-        "Where the seconds go", _each(given["models"], dear.DENSE), ("computation", "communication", "not hidden")
+        "Where the seconds go", _each(given["models"], schedules.DENSE), ("computation", "communication", "not hidden")
     ),
     "dear.scaling": lambda given: _sheets(
-        "Scaling efficiency", _each(given["models"], dear.DENSE[1:]), [f"P = {size}" for size in given["workers"]]
+        "Scaling efficiency", _each(given["models"], schedules.DENSE[1:]), [f"P = {size}" for size in given["workers"]]
     ),
     "dear.tuning": lambda given: _sheets(
         "Speed of the size found over that of the best size",
-        _each(given["models"], ("ethernet_10g", "infiniband_100g"), tuple(dear.SEARCHES)),
-        [f"{trials} trials" for trials in dear.TRIALS],
+        _each(given["models"], ("ethernet_10g", "infiniband_100g"), tuple(schedules.SEARCHES)),
+        [f"{trials} trials" for trials in schedules.TRIALS],
     )[:1],
     "sketch_fusion.fusion": lambda given: _sheets(
         "Seconds of an iteration",
-        _each(given["models"], sketch_fusion.METHODS),
-        (*sketch_fusion.PARTITIONS, sketch_fusion.ALONE, sketch_fusion.BETTER),
+        _each(given["models"], fusion.METHODS),
+        (*fusion.PARTITIONS, fusion.ALONE, fusion.BETTER),
     ),
     "sketch_fusion.scaling": lambda given: _sheets(
-        "Scaling efficiency", _each(given["models"], sketch_fusion.METHODS), sketch_fusion.PARTITIONS
+        "Scaling efficiency", _each(given["models"], fusion.METHODS), fusion.PARTITIONS
     ),
 }
 

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
+from types import MappingProxyType
 
 from scripts.exhibits.base import Basis, Exhibit, Results
-from scripts.exhibits.claims import dear, oktopk, sketch_fusion, spardl, study
+from scripts.exhibits.claims.base import Rule
+from scripts.exhibits.claims.bounds import AtLeast, AtMost, Between, Equal, Keeps, UpTo, Within
 from scripts.exhibits.claims.details import detailed_table
-from scripts.exhibits.claims.judging import Judgement, claims_table, judge, summary_table
+from scripts.exhibits.claims.judging import LIMITS, Claim, Judgement, Limit, claims_table, judge, summary_table
+from scripts.exhibits.claims.seeds import InnerBest, NoLoss, Order
+from scripts.exhibits.declared import Reader, Variants, entries, parse
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import key, tables_section
@@ -16,15 +21,44 @@ from scripts.exhibits.pages.verdicts import Judged
 from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import marks
 
-__all__ = ["CLAIMS", "OnDemand", "claims_section", "judge_all", "tables_of"]
+__all__ = ["CLAIMS", "OnDemand", "claims_section", "judge_all", "load_claims", "tables_of"]
 
-CLAIMS = (
-    *spardl.CLAIMS,
-    *oktopk.CLAIMS,
-    *study.CLAIMS,
-    *dear.CLAIMS,
-    *sketch_fusion.CLAIMS,
+FILE = Path(__file__).with_name("claims.yaml")
+RULES: Variants = MappingProxyType(
+    {
+        Rule: {
+            "up_to": UpTo,
+            "between": Between,
+            "keeps": Keeps,
+            "at_most": AtMost,
+            "at_least": AtLeast,
+            "equal": Equal,
+            "within": Within,
+            "no_loss": NoLoss,
+            "order": Order,
+            "inner_best": InnerBest,
+        }
+    }
 )
+
+
+def load_claims(path: Path = FILE) -> tuple[Claim, ...]:
+    """The claims of a file.
+
+    Args:
+        path: The file, with ``definitions:`` and ``claims:``.
+
+    Raises:
+        ConfigError: if the file does not fit to the classes of claims.
+    """
+    parts = entries(parse(path), path.stem, ("definitions", "claims"))
+    definitions = entries(parts["definitions"], "definitions")
+    reader = Reader(definitions, RULES, "scripts.exhibits.claims", {Limit: LIMITS})
+    claims = entries(parts["claims"], "claims")
+    return tuple(reader.read(Claim, node, name, name=name) for name, node in claims.items())
+
+
+CLAIMS = load_claims()
 BASIS = Basis(*["see the exhibit of each claim"] * 3)
 WORDS = "Reason and rule of every verdict. All verdicts are computed by rules (docs/tables/claims.md)."
 

@@ -1,28 +1,25 @@
-"""Claims of the DeAR paper."""
+"""Figures that the claims of the DeAR paper are judged by."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 from scripts import bench_schedules
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims.base import Figure
-from scripts.exhibits.claims.bounds import AtLeast, Equal, UpTo, Within
 from scripts.exhibits.claims.evidence import cells, fastest, ratio, tables, turns
-from scripts.exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, Claim, Known, Published
 from scripts.exhibits.kinds.lab import Measured
 from scripts.exhibits.kinds.predictions import Computed
-from scripts.exhibits.papers.dear import OTHERS as RIVALS
+from scripts.exhibits.kinds.schedules import OTHERS as RIVALS
 
-__all__ = ["CLAIMS"]
+__all__ = ["communication", "in_the_lab", "overlap", "searched", "speed"]
 
-ETHERNET, INFINIBAND = "ethernet_10g", "infiniband_100g"
 BUCKETS, HALVES, TUNED = "DDP-like 25 MB", "DeAR 25 MB", "DeAR tuned"
+OTHERS = ("random", "grid")
 HERE = "dear"  # prefix of the lab's rows of DeAR
 
 
-def speed(network: str, exhibit: Computed, scale: str, results: Results) -> Sequence[Figure]:
+def speed(exhibit: Computed, scale: str, results: Results, network: str) -> Sequence[Figure]:
     """By model: seconds of the fastest other schedule, which is named, over those of DeAR with the best bucket size."""
     made = tables(exhibit, scale, results)
     *rivals, ours = (
@@ -86,82 +83,3 @@ def searched(exhibit: Computed, scale: str, results: Results) -> Sequence[Figure
         figure._replace(name=start.removesuffix(", "), against=(max(found[start + name].mean for name in OTHERS),))
         for start, figure in pairs
     ]
-
-
-OTHERS = ("random", "grid")
-FORMULAS = "the model computes both from formulas, which tests compare with counts"
-BOUND = "the model cannot exceed the bound, because it overlaps at most what the bound overlaps"
-BEST_OTHER = "seconds of an iteration of the fastest other schedule over DeAR's with the best bucket size"
-GPU = (ASSUMED_GPU, MODELLED)
-CODE = (
-    "published seconds include the cost of the published code (as released, it blocks the host between two buckets), "
-    "ours do not"
-)
-ON_ETHERNET = Published("up to 83%", Known.ABSTRACT, "model and baseline are not stated there")
-CLAIMS = (
-    Claim(
-        "DeAR: speed on 10 GbE",
-        "On 64 GPUs with 10 Gbit/s Ethernet, DeAR is up to 83% faster than the state of the art.",
-        ON_ETHERNET,
-        "dear.speed",
-        partial(speed, ETHERNET),
-        UpTo(1.83),
-        BEST_OTHER,
-        GPU,
-        remark=CODE,
-    ),
-    Claim(
-        "DeAR: speed on 100 Gbit/s InfiniBand",
-        "On 64 GPUs with 100 Gbit/s InfiniBand, DeAR is up to 15% faster than the state of the art.",
-        Published("up to 15%", Known.ABSTRACT, "model and baseline are not stated there"),
-        "dear.speed",
-        partial(speed, INFINIBAND),
-        UpTo(1.15),
-        BEST_OTHER,
-        GPU,
-        remark=CODE,
-    ),
-    Claim(
-        "DeAR: speed on a real network",
-        "DeAR is up to 83% faster than the state of the art; measured as steps of four workers.",
-        ON_ETHERNET,
-        "dear.lab",
-        in_the_lab,
-        UpTo(1.83),
-        "seconds of a step of the fastest other schedule over DeAR's",
-        (ASSUMED_GPU, LAB),
-        remark=CODE,
-    ),
-    Claim(
-        "DeAR: no extra communication",
-        "Splitting all-reduces into two halves adds no communication.",
-        Published("none", Known.ABSTRACT),
-        "dear.breakdown",
-        communication,
-        Equal(" s"),
-        "communication seconds against those of whole all-reduces of the same buckets",
-        (MODELLED,),
-        FORMULAS,
-    ),
-    Claim(
-        "DeAR: what overlap alone can gain",
-        "Overlap with the forward pass alone gains at most 1 + t_ff / (2 t_bp): a quarter if t_bp = 2 t_ff.",
-        Published("at most 1.25x at t_bp = 2 t_ff", Known.DERIVED, "by us; so 83% must also have other causes"),
-        "dear.speed",
-        overlap,
-        Within("x"),
-        "seconds with 25 MB buckets over those of DeAR with the same buckets; the limit follows from the passes",
-        GPU,
-        BOUND,
-    ),
-    Claim(
-        "DeAR: tuning",
-        "Bayesian optimization finds a bucket size with at least 95% of the best speed in 10 to 20 trials.",
-        Published("at least 95%", Known.LOW),
-        "dear.tuning",
-        searched,
-        AtLeast(0.95, "%"),
-        "speed of the size found in 20 trials over the best speed; the rival is the better of random and grid search",
-        (ASSUMED_GPU, MODELLED),
-    ),
-)

@@ -13,10 +13,10 @@ from scripts.exhibits.claims.judging import NoEvidence
 from scripts.exhibits.claims.lengths import hindrances
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.kinds.lab import TURNS
+from scripts.exhibits.kinds.study_points import held_out
 from scripts.exhibits.kinds.trainings import Case, MethodComparison
 from scripts.exhibits.machines import machines
 from scripts.exhibits.measures import HIGHER_IS_BETTER, final_metric
-from scripts.exhibits.papers.study_points import held_out
 from scripts.exhibits.statistics import LEAST, seeds
 from scripts.exhibits.tables import Row, Table
 

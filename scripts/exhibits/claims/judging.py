@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
@@ -15,6 +16,7 @@ from scripts.exhibits.tables import Cell, Row, Table
 __all__ = [
     "ASSUMED_GPU",
     "LAB",
+    "LIMITS",
     "MODELLED",
     "OWN_CHOICES",
     "STAND_INS",
@@ -31,8 +33,8 @@ __all__ = [
     "summary_table",
 ]
 
-# Maps an exhibit, the size preset and the results to the figures that a rule judges, at least one.
-Find: TypeAlias = Callable[[Any, str, Results], Sequence[Figure]]
+# Maps an exhibit, the size preset, the results and further arguments to the figures that a rule judges, at least one.
+Find: TypeAlias = Callable[..., Sequence[Figure]]
 
 COLUMNS = ("claim", "paper (table or figure)", "ours", "verdict", "because")
 TRIVIAL = SCALES[0]
@@ -120,6 +122,16 @@ LAB = Limit(
 )
 OWN_CHOICES = Limit("the sizes of sketches and the objective of the fusion are our own choices", Verdict.DIRECTION)
 
+LIMITS: Mapping[str, Limit] = MappingProxyType(
+    {
+        "stand_ins": STAND_INS,
+        "assumed_gpu": ASSUMED_GPU,
+        "modelled": MODELLED,
+        "lab": LAB,
+        "own_choices": OWN_CHOICES,
+    }
+)
+
 
 @dataclass(frozen=True)
 class Claim:
@@ -137,6 +149,7 @@ class Claim:
         construction: Why any figures made in this way must satisfy the claim; empty if they need not.
         remark: Text added to the reason of every verdict.
         also: Names of further exhibits with tasks for the same claim.
+        arguments: Further arguments of ``find`` by name.
     """
 
     name: str
@@ -150,6 +163,7 @@ class Claim:
     construction: str = ""
     remark: str = ""
     also: tuple[str, ...] = ()
+    arguments: tuple[tuple[str, Any], ...] = ()
 
     @property
     def exhibits(self) -> tuple[str, ...]:
@@ -241,7 +255,7 @@ def _figures(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results:
     missing: list[NoEvidence] = []
     for name in claim.exhibits:
         try:
-            found += claim.find(exhibits[name], scale, results)
+            found += claim.find(exhibits[name], scale, results, **dict(claim.arguments))
         except NoEvidence as error:
             missing.append(error)
             title = exhibits[name].title

@@ -1,4 +1,4 @@
-"""Claims of the Sketch-Fusion SGD paper."""
+"""Figures that the claims of the Sketch-Fusion SGD paper are judged by."""
 
 from __future__ import annotations
 
@@ -6,16 +6,12 @@ from collections.abc import Callable, Sequence
 
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims.base import Figure
-from scripts.exhibits.claims.bounds import UpTo
-from scripts.exhibits.claims.evidence import cells, fastest, metrics, ratio, tables
-from scripts.exhibits.claims.judging import ASSUMED_GPU, MODELLED, OWN_CHOICES, STAND_INS, Claim, Known, Published
-from scripts.exhibits.claims.seeds import NoLoss
+from scripts.exhibits.claims.evidence import cells, fastest, ratio, tables
+from scripts.exhibits.kinds.fusion import PARTITIONS
 from scripts.exhibits.kinds.predictions import Computed
-from scripts.exhibits.kinds.trainings import MethodComparison
-from scripts.exhibits.papers.sketch_fusion import PARTITIONS
 from scripts.exhibits.tables import Table
 
-__all__ = ["CLAIMS"]
+__all__ = ["efficiency", "scalability"]
 
 SKETCH, DENSE = "count_sketch", "none"
 
@@ -63,51 +59,3 @@ def _other(row: str) -> bool:
 
 def _on(title: str, row: str) -> str:
     return f"{row}, {title.rpartition(', ')[2]}"
-
-
-def accuracy(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
-    """Metric with sketches of groups against dense training in every case."""
-    return metrics(exhibit, scale, results, "sketches of groups", "dense")
-
-
-SUPERSET = (
-    "it cannot be slower, because fusion chooses the fastest of all partitions by the same model, and its rivals are "
-    "among them; the gain rests on GPU times that are assumed with low certainty, not measured"
-)
-CODE = "published seconds include the cost of the published code, which is not known, ours do not"
-CLAIMS = (
-    Claim(
-        "Sketch-Fusion: training efficiency",
-        "Sketch-Fusion SGD trains up to 18.6% more efficiently than the state of the art.",
-        Published("up to 18.6%", Known.ABSTRACT, "the baseline is not stated there"),
-        "sketch_fusion.fusion",
-        efficiency,
-        UpTo(1.186),
-        "seconds of an iteration with the fastest other partition (layers, buckets, model) over those with LayerFusion",
-        (ASSUMED_GPU, MODELLED, OWN_CHOICES),
-        SUPERSET,
-        CODE,
-    ),
-    Claim(
-        "Sketch-Fusion: LayerFusion for others",
-        "LayerFusion improves the scalability of other compressors by up to 2.87x.",
-        Published("up to 2.87x", Known.ABSTRACT, "the compressor is not stated there"),
-        "sketch_fusion.scaling",
-        scalability,
-        UpTo(2.87),
-        "scaling efficiency at 16 workers with LayerFusion over the best other partition (layers, buckets, model)",
-        (ASSUMED_GPU, MODELLED, OWN_CHOICES),
-        SUPERSET,
-        CODE,
-    ),
-    Claim(
-        "Sketch-Fusion: accuracy",
-        "Sketch-Fusion SGD loses no accuracy.",
-        Published("no loss", Known.ABSTRACT, "figures unknown"),
-        "sketch_fusion.accuracy",
-        accuracy,
-        NoLoss(),
-        "difference from the metric of dense training",
-        (STAND_INS, OWN_CHOICES),
-    ),
-)

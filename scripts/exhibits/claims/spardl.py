@@ -1,4 +1,4 @@
-"""Claims of the SparDL paper."""
+"""Figures that the claims of the SparDL paper are judged by."""
 
 from __future__ import annotations
 
@@ -11,29 +11,33 @@ from types import MappingProxyType
 
 from scripts.exhibits.base import Results, at
 from scripts.exhibits.claims.base import Figure
-from scripts.exhibits.claims.bounds import AtLeast, Equal, UpTo
 from scripts.exhibits.claims.evidence import (
     accuracies,
     best_elsewhere,
     cells,
     fastest,
-    metrics,
-    metrics_so_far,
     ratio,
     required,
     tables,
     timed,
     turns,
 )
-from scripts.exhibits.claims.judging import ASSUMED_GPU, LAB, MODELLED, STAND_INS, Claim, Known, Published
 from scripts.exhibits.claims.lengths import planned_long_enough
-from scripts.exhibits.claims.seeds import InnerBest, NoLoss, Order
 from scripts.exhibits.kinds.counts import CountedCosts
 from scripts.exhibits.kinds.lab import Measured
 from scripts.exhibits.kinds.trainings import MethodComparison
 from scripts.exhibits.kinds.updates import UpdateBreakdown
 
-__all__ = ["CLAIMS"]
+__all__ = [
+    "any_number",
+    "best_against",
+    "communication",
+    "in_the_lab",
+    "residuals",
+    "teams_rounds",
+    "teams_seconds",
+    "updates",
+]
 
 OURS, DENSE, RIVAL = "SparDL", "dense", "Ok-Topk"
 # Part of a case's title; cases that differ in it only are one task.
@@ -148,21 +152,6 @@ def _long_enough(exhibit: MethodComparison, scale: str, methods: Sequence[str]) 
     return replace(exhibit, plans={scale: replace(plan, cases=cases or plan.cases)})
 
 
-def against_dense(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
-    """Metric against dense training in every case."""
-    return metrics(exhibit, scale, results, OURS, DENSE)
-
-
-def on_real_data(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
-    """Metric against dense training in every case that is complete."""
-    return metrics_so_far(exhibit, scale, results, OURS, DENSE)
-
-
-def against_rival(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
-    """Metric against Ok-Topk in every case."""
-    return metrics(exhibit, scale, results, OURS, RIVAL)
-
-
 def teams_seconds(exhibit: MethodComparison, scale: str, results: Results) -> Sequence[Figure]:
     """Virtual seconds of a training, by increasing number of teams."""
     methods = [method for method in exhibit.methods if not method.startswith("R-SAG")]
@@ -175,137 +164,3 @@ def in_the_lab(exhibit: Measured, scale: str, results: Results) -> Sequence[Figu
     found = turns(tables(exhibit, scale, results))
     known = {**{choice: contender for contender, choice in SPARSE.items()}, "none": DENSE}
     return [best_against("4 workers", [found[row]._replace(name=name) for row, name in known.items() if row in found])]
-
-
-SPEED = Published("up to 4.9x", Known.SUMMARY, "the measure is not stated there; over Ok-Topk from memory, medium")
-OWN_FORMULA = "the formulas are those of our own code, and tests compare all counts with them"
-DIGEST = Published("up to 1.98x", Known.SUMMARY, "by an automatic digest; the measure is not stated there")
-COMPARABLE = Published("comparable", Known.SUMMARY, "figures unknown")
-CODE = (
-    "published seconds include the cost of the published code (as released, it sends block by block through host "
-    "memory), ours do not"
-)
-CLAIMS = (
-    Claim(
-        "SparDL: speed of communication",
-        "SparDL is up to 4.9x faster than state-of-the-art sparse all-reduces; taken as seconds of communication.",
-        SPEED,
-        "spardl.breakdown",
-        communication,
-        UpTo(4.9),
-        "communication seconds of the fastest other sparse method over those of SparDL with its best number of teams",
-        (MODELLED,),
-        remark=CODE,
-    ),
-    Claim(
-        "SparDL: speed of an update",
-        "SparDL is up to 1.98x faster than the state of the art; taken as seconds of an update.",
-        DIGEST,
-        "spardl.breakdown",
-        updates,
-        UpTo(1.98),
-        "seconds of an update of the fastest other sparse method over those of SparDL with its best number of teams",
-        (ASSUMED_GPU, MODELLED),
-        remark=CODE,
-    ),
-    Claim(
-        "SparDL: speed on a real network",
-        "SparDL is up to 4.9x faster than state-of-the-art sparse all-reduces; measured on four workers.",
-        SPEED,
-        "spardl.lab",
-        in_the_lab,
-        UpTo(4.9),
-        "seconds of a synchronization of the fastest other sparse method over SparDL's without teams, with local work",
-        (LAB,),
-        remark=CODE,
-    ),
-    Claim(
-        "SparDL: fast networks",
-        "SparDL is the fastest even on networks with RDMA.",
-        Published("faster", Known.SUMMARY),
-        "spardl.fast_network",
-        updates,
-        AtLeast(1.01, "x"),
-        "seconds of an update of the fastest other sparse method over SparDL's with its best number of teams",
-        (ASSUMED_GPU, MODELLED),
-        remark=CODE,
-    ),
-    Claim(
-        "SparDL: any number of workers",
-        "Sparse gradients are summed on any number of workers, without extra transmission when sums grow.",
-        Published(
-            "2 ceil(log2 P) rounds, 4k(P-1)/P words",
-            Known.DERIVED,
-            "the formulas, from the algorithm as coded",
-            "Table I",
-        ),
-        "spardl.complexity",
-        any_number,
-        Equal(),
-        "counted rounds, and words in units of k, for every number of workers of the exhibit",
-        construction=OWN_FORMULA,
-    ),
-    Claim(
-        "SparDL: teams save rounds",
-        "Teams trade latency for bandwidth.",
-        Published(
-            "2 ceil(log2(P/d)) + ceil(log2 d) rounds", Known.DERIVED, "that they do is read in the abstract", "Table I"
-        ),
-        "spardl.complexity",
-        teams_rounds,
-        Equal(),
-        "counted rounds, for every number of teams of the exhibit",
-        construction=OWN_FORMULA,
-    ),
-    Claim(
-        "SparDL: the best number of teams",
-        "More teams make training faster, until what B-SAG sends outweighs what it saves.",
-        Published("a turn, small to middle d", Known.MEDIUM),
-        "spardl.teams",
-        teams_seconds,
-        InnerBest(" s"),
-        "virtual seconds of a training, from one team upwards",
-        (MODELLED, STAND_INS),
-    ),
-    Claim(
-        "SparDL: global residual collection",
-        "Collecting all residuals (GRES) converges better than some (PRES), and that better than own ones (LRES).",
-        Published("GRES > PRES > LRES", Known.HIGH, "figures unknown"),
-        "spardl.residuals",
-        residuals,
-        Order(),
-        "metric after training",
-        (STAND_INS,),
-        also=("spardl.residuals_real",),
-    ),
-    Claim(
-        "SparDL: accuracy against dense",
-        "Training with SparDL reaches the metric of training with dense gradients.",
-        COMPARABLE,
-        "spardl.convergence",
-        against_dense,
-        NoLoss(),
-        "difference from the metric of dense training",
-        (STAND_INS,),
-    ),
-    Claim(
-        "SparDL: accuracy on real data",
-        "Training with SparDL reaches the metric of dense training; on published data sets, with models for two cores.",
-        COMPARABLE,
-        "spardl.real_data",
-        on_real_data,
-        NoLoss(),
-        "difference from the metric of dense training",
-        (STAND_INS,),
-    ),
-    Claim(
-        "SparDL: accuracy against Ok-Topk",
-        "Training with SparDL reaches the metric of training with the other sparse all-reduces.",
-        COMPARABLE,
-        "spardl.convergence",
-        against_rival,
-        NoLoss(),
-        "difference from the metric of training with Ok-Topk",
-        (STAND_INS,),
-    ),
-)

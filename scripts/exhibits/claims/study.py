@@ -1,4 +1,4 @@
-"""Claims of the study of sparse communication."""
+"""Figures that the claim of the study of sparse communication is judged by."""
 
 from __future__ import annotations
 
@@ -7,12 +7,11 @@ from collections.abc import Sequence
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.evidence import accuracies, against, best_elsewhere
-from scripts.exhibits.claims.judging import STAND_INS, Claim, Known, NoEvidence, Published
-from scripts.exhibits.claims.seeds import NoLoss
-from scripts.exhibits.papers.study_points import RANDOM_BLOCK
-from scripts.exhibits.papers.study_rates import DENSE, StudyRates
+from scripts.exhibits.claims.judging import NoEvidence
+from scripts.exhibits.kinds.study_points import RANDOM_BLOCK
+from scripts.exhibits.kinds.study_rates import DENSE, StudyRates
 
-__all__ = ["CLAIMS"]
+__all__ = ["random_block"]
 
 
 def random_block(exhibit: StudyRates, scale: str, results: Results) -> Sequence[Figure]:
@@ -28,17 +27,3 @@ def random_block(exhibit: StudyRates, scale: str, results: Results) -> Sequence[
         )
         for case, figures in accuracies(exhibit, scale, results, (*dense, *blocks)).items()
     ]
-
-
-CLAIMS = (
-    Claim(
-        "Study: random blocks",
-        "Random-block sparsification stays close to standard SGD, with little communication.",
-        Published("close to SGD", Known.ABSTRACT, "figures, models and densities unknown"),
-        "study.rates",
-        random_block,
-        NoLoss(),
-        "difference from the metric of dense training, each at the setting and rate that are best for the other seeds",
-        (STAND_INS,),
-    ),
-)

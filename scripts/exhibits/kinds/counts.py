@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import mean
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 from scripts import choices, complexity
 from scripts.exhibits.base import Basis, Exhibit, Results, at
@@ -139,12 +139,24 @@ def _figures(cluster: SimulatedCluster) -> dict[str, float]:
     }
 
 
+class Counted(NamedTuple):
+    """A method whose messages are counted.
+
+    Attributes:
+        choice: Choice of ``compressor=``.
+        words: Arguments of train.py.
+    """
+
+    choice: str
+    words: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class CountedCosts(Exhibit):
     """Methods x numbers of workers: rounds, and words in units of k.
 
     Attributes:
-        methods: Choice of ``compressor=`` and arguments of train.py by name.
+        methods: Counted methods by name.
         workers: Numbers of workers by size preset.
     """
 
@@ -152,7 +164,7 @@ class CountedCosts(Exhibit):
     title: str
     source: str
     shows: str
-    methods: Mapping[str, tuple[str, tuple[str, ...]]]
+    methods: Mapping[str, Counted]
     workers: Mapping[str, tuple[int, ...]]
     basis: Basis = BASIS
     note: str = ""

@@ -10,7 +10,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from scripts.benchmarks.ddp_hooks import ALONE
-from scripts.exhibits.base import Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means
 from scripts.exhibits.charts.palette import looks
@@ -74,7 +74,7 @@ class Frontier(Exhibit):
     title: str
     source: str
     shows: str
-    basis: Any
+    basis: Basis
     courses: Mapping[str, Sequence[Course]]
     note: str = field(default="", kw_only=True)
     leads: bool = field(default=False, kw_only=True)

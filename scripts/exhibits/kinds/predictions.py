@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from scripts import bench_schedules
 from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.sheets import Chart, Dots, Figures
 from scripts.exhibits.failures import failed
@@ -14,7 +15,7 @@ from scripts.exhibits.kinds.gpu import basis_of
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["Computed", "sheet"]
+__all__ = ["Computed", "Prediction", "sheet"]
 
 
 def sheet(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str]]) -> Figures:
@@ -122,6 +123,13 @@ class Computed(Exhibit):
             for place, chart in enumerate(self.charts, 1)
             for picture in chart.pictures(f"{number}-{place}", made)
         ]
+
+
+@dataclass(frozen=True)
+class Prediction(Computed):
+    """Predictions of the timeline model, from profiles with assumed GPU times."""
+
+    sizes: Mapping[str, int] = field(default_factory=bench_schedules.sizes)
 
 
 def _with_passes(

@@ -19,7 +19,19 @@ from scripts.exhibits.statistics import INTERVAL, LEAST, range_of_mean, shown_in
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, tried
 
-__all__ = ["ALONE", "DENSE", "OTHER_MACHINE", "Case", "Known", "MethodComparison", "Own", "Plan", "seconds_cell"]
+__all__ = [
+    "ALONE",
+    "DENSE",
+    "OTHER_MACHINE",
+    "VIRTUAL",
+    "Case",
+    "Known",
+    "MethodComparison",
+    "Own",
+    "Pace",
+    "Plan",
+    "seconds_cell",
+]
 
 METRIC = "The metric while the methods train, against virtual seconds"
 COLUMNS = (
@@ -39,6 +51,12 @@ OTHER_MACHINE = "other machine"
 # Words of dense training, the baseline of all accuracies, and of a single worker without communication.
 DENSE = ("compressor=none",)
 ALONE = (*DENSE, "cluster.workers=1")
+PACED_WORKERS = 14
+VIRTUAL = Basis(
+    simulated="seconds: measured local work, plus counted rounds and bytes on a modelled network",
+    measured="training: gradients, selections, messages and updates of every worker are real",
+    assumed="latency and bandwidth of the network; that workers do not slow each other down",
+)
 
 
 class Known(NamedTuple):
@@ -74,6 +92,24 @@ class Known(NamedTuple):
 Own: TypeAlias = tuple[tuple[str, tuple[str, ...]], ...]
 
 
+class Pace(NamedTuple):
+    """Length and duration of a training.
+
+    Attributes:
+        steps: Number of training steps.
+        seconds: Core seconds per step of 14 workers with SparDL, measured (Intel Xeon; CIFAR-10: AMD EPYC under other
+            load) and rounded up.
+    """
+
+    steps: int
+    seconds: float
+
+    @property
+    def worker_seconds(self) -> float:
+        """Core seconds per worker of a whole training."""
+        return self.steps * self.seconds / PACED_WORKERS
+
+
 @dataclass(frozen=True)
 class Case:
     """One task that all methods are trained on.
@@ -85,7 +121,7 @@ class Case:
         lower: Whether a lower metric is better.
         own: Further words of single methods, such as a learning rate that suits them.
         known: Reference value of dense training; without one no accuracy is judged.
-        worker_seconds: Core seconds per worker of a whole training, if known.
+        pace: Length and duration of a training, if known.
     """
 
     name: str
@@ -94,7 +130,7 @@ class Case:
     lower: bool = False
     own: Own = ()
     known: Known | None = None
-    worker_seconds: float | None = None
+    pace: Pace | None = None
 
     @property
     def title(self) -> str:
@@ -110,7 +146,7 @@ class Plan:
         cases: Tasks.
         words: Words that all trainings share.
         seeds: Seeds, with one training each.
-        cost: Approximate duration of all trainings.
+        cost: Approximate duration of all trainings; empty if every case has a pace.
         cluster: Choice of ``cluster=``.
         only: Names of the methods to train; ``None`` stands for all.
         sparse: Further words of all methods except dense training and a single worker, which lack these settings.
@@ -119,7 +155,7 @@ class Plan:
     cases: tuple[Case, ...]
     words: tuple[str, ...]
     seeds: tuple[int, ...]
-    cost: str
+    cost: str = ""
     cluster: str = "simulated"
     only: tuple[str, ...] | None = None
     sparse: tuple[str, ...] = ()
@@ -139,9 +175,9 @@ class MethodComparison(Planned):
     title: str
     source: str
     shows: str
-    basis: Basis
     methods: Mapping[str, tuple[str, ...]]
     plans: Mapping[str, Plan]
+    basis: Basis = field(default=VIRTUAL, kw_only=True)
     note: str = field(default="", kw_only=True)
     proposed: tuple[str, ...] = field(default=(), kw_only=True)
     leads: bool = field(default=False, kw_only=True)
@@ -156,7 +192,7 @@ class MethodComparison(Planned):
         further = () if row in (DENSE, ALONE) else plan.sparse
         own = dict(case.own).get(method, ())
         words = ("recipe=published", *plan.words, *case.words, *row, *further, *own, f"seed={seed}")
-        expected = case.worker_seconds and case.worker_seconds * _workers(words)
+        expected = case.pace and case.pace.worker_seconds * _workers(words)
         return Training(words, Labels(self.name, method, (case.name,)), plan.cluster, expected)
 
     @property
@@ -180,6 +216,14 @@ class MethodComparison(Planned):
         """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, *choice) for choice in product(plan.cases, self.compared(plan), plan.seeds)]
+
+    def cost(self, scale: str) -> str:
+        """Approximate duration of the jobs."""
+        if at(scale, self.plans).cost:
+            return super().cost(scale)
+        work = self.jobs(scale)
+        hours = sum(job.expected or 0.0 for job in work) / 3600
+        return f"{len(work)} trainings, about {hours:.1f} hours of a core"
 
     def with_seeds(self, count: int) -> MethodComparison:
         """The same exhibit with the seeds 1 to ``count``."""

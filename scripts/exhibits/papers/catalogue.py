@@ -1,22 +1,112 @@
-"""All exhibits of all papers."""
+"""All exhibits of all papers, from the YAML files of this folder."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from scripts.exhibits.base import Exhibit
-from scripts.exhibits.papers import dear, frontier, oktopk, settings, sketch_fusion, spardl, study
+from scripts.exhibits.charts.sheets import Chart, Dots, Lines
+from scripts.exhibits.declared import Definitions, Reader, Variants, entries, parse
+from scripts.exhibits.kinds.adaptation import Adaptation
+from scripts.exhibits.kinds.balance import Balance
+from scripts.exhibits.kinds.benches import Timed
+from scripts.exhibits.kinds.contrasts import Contrasts
+from scripts.exhibits.kinds.counts import CountedCosts
+from scripts.exhibits.kinds.every_method import EveryMethod
+from scripts.exhibits.kinds.frontier import Frontier
+from scripts.exhibits.kinds.lab import Measured
+from scripts.exhibits.kinds.lab_updates import LabUpdates
+from scripts.exhibits.kinds.lazy import Laziness
+from scripts.exhibits.kinds.predictions import Prediction
+from scripts.exhibits.kinds.races import Race
+from scripts.exhibits.kinds.regimes import Regimes
+from scripts.exhibits.kinds.study_grid import StudyGrid
+from scripts.exhibits.kinds.study_rates import StudyRates
+from scripts.exhibits.kinds.thresholds import Thresholds
+from scripts.exhibits.kinds.trainings import MethodComparison
+from scripts.exhibits.kinds.updates import UpdateBreakdown
+from scripts.exhibits.kinds.xi import Selections
 
-__all__ = ["catalogue", "papers"]
+__all__ = ["Paper", "catalogue", "load", "load_all", "papers"]
 
-PAPERS = (spardl, oktopk, study, dear, sketch_fusion, frontier, settings)
+FOLDER = Path(__file__).parent
+# Definitions for the files of all papers, and these files in the order of the report.
+SHARED = "shared"
+FILES = ("spardl", "oktopk", "study", "dear", "sketch_fusion", "frontier", "settings")
+KINDS: Mapping[str, type[Exhibit]] = MappingProxyType(
+    {
+        "trainings": MethodComparison,
+        "every_method": EveryMethod,
+        "contrasts": Contrasts,
+        "study_grid": StudyGrid,
+        "study_rates": StudyRates,
+        "counts": CountedCosts,
+        "updates": UpdateBreakdown,
+        "regimes": Regimes,
+        "lab": Measured,
+        "lab_updates": LabUpdates,
+        "benchmark": Timed,
+        "race": Race,
+        "frontier": Frontier,
+        "prediction": Prediction,
+        "adaptation": Adaptation,
+        "balance": Balance,
+        "lazy": Laziness,
+        "thresholds": Thresholds,
+        "xi": Selections,
+    }
+)
+VARIANTS: Variants = MappingProxyType({Exhibit: KINDS, Chart: {"dots": Dots, "lines": Lines}})
+
+
+class Paper(NamedTuple):
+    """A paper and its exhibits.
+
+    Attributes:
+        title: Title with authors and year.
+        exhibits: Exhibits in the order of the report.
+    """
+
+    title: str
+    exhibits: tuple[Exhibit, ...]
+
+
+def load(path: Path, shared: Definitions) -> Paper:
+    """Reads the file of a paper.
+
+    Args:
+        path: The file, with ``paper:``, ``definitions:`` (optional) and ``exhibits:``.
+        shared: Definitions that the file can use in addition to its own.
+
+    Raises:
+        ConfigError: if the file does not fit to the classes of the exhibits.
+    """
+    parts = entries(parse(path), path.stem, ("paper", "exhibits"))
+    own = entries(parts["definitions"], "definitions") if "definitions" in parts else {}
+    reader = Reader({**shared, **own}, VARIANTS, "scripts.exhibits.kinds")
+    exhibits = entries(parts["exhibits"], "exhibits")
+    return Paper(
+        reader.read(str, parts["paper"], "paper"),
+        tuple(reader.read(Exhibit, node, name, name=name) for name, node in exhibits.items()),
+    )
+
+
+@cache
+def load_all() -> tuple[Paper, ...]:
+    """All papers in the order of the report."""
+    shared = entries(parse(FOLDER / f"{SHARED}.yaml"), SHARED)
+    return tuple(load(FOLDER / f"{name}.yaml", shared) for name in FILES)
 
 
 def catalogue() -> Mapping[str, Exhibit]:
     """All exhibits by name."""
-    return {exhibit.name: exhibit for paper in PAPERS for exhibit in paper.EXHIBITS}
+    return {exhibit.name: exhibit for paper in load_all() for exhibit in paper.exhibits}
 
 
 def papers() -> Mapping[str, str]:
     """The paper of each exhibit, by the exhibit's name."""
-    return {exhibit.name: str(paper.__doc__).strip() for paper in PAPERS for exhibit in paper.EXHIBITS}
+    return {exhibit.name: paper.title for paper in load_all() for exhibit in paper.exhibits}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cache
 from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -20,7 +21,6 @@ __all__ = [
     "Point",
     "Values",
     "best_of",
-    "covering",
     "held_out",
     "marginals",
     "points",
@@ -64,7 +64,8 @@ AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
 )
 
 
-def points() -> list[Point]:
+@cache
+def points() -> tuple[Point, ...]:
     """Points of the preset in order."""
     config: Any = OmegaConf.load(CONFIGURATIONS / "experiment" / f"{PRESET}.yaml")
     ((key, text),) = config["hydra"]["sweeper"]["params"].items()
@@ -73,18 +74,7 @@ def points() -> list[Point]:
     for words in override.sweep_string_iterator():
         sent, *scope, residual, momentum, total = words.strip("[]").split(",")
         found.append(Point(sent, "".join(scope), residual, momentum, total))
-    return found
-
-
-def covering(grid: Sequence[Point]) -> list[Point]:
-    """Small set of points that covers every choice of every axis; ties are resolved by order."""
-    missing = {choice for point in grid for choice in enumerate(point)}
-    chosen = []
-    while missing:
-        best = max(grid, key=lambda point: len(missing & set(enumerate(point))))
-        chosen.append(best)
-        missing -= set(enumerate(best))
-    return chosen
+    return tuple(found)
 
 
 class Marginal(NamedTuple):

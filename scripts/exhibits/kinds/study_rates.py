@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
-from types import MappingProxyType
 from typing import TypeAlias
 
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.failures import any_failed, failed
+from scripts.exhibits.kinds.study_pictures import draw_axes
+from scripts.exhibits.kinds.study_points import PRESET, Point, best_of, held_out, points
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.measures import final_metric, share_of_bytes
-from scripts.exhibits.papers.small import ON_DIGITS_8, ONE_SEED, SEEDS, SMALL, VIRTUAL
-from scripts.exhibits.papers.study_pictures import draw_axes
-from scripts.exhibits.papers.study_points import PRESET, RANDOM_BLOCK, Point, best_of, held_out, points
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["DENSE", "RATES", "StudyRates", "plain"]
+__all__ = ["DENSE", "StudyRates", "plain"]
 
 DENSE = "dense"
+LEARNING_RATES = (0.01, 0.04, 0.16)
 # Row and one of its learning rates.
 Setting: TypeAlias = tuple[str, float]
 
@@ -33,6 +32,19 @@ def plain(grid: Sequence[Point]) -> list[Point]:
     return list({(point.sent, point.residual): point for point in reversed(list(chosen))}.values())[::-1]
 
 
+def _settings() -> Mapping[str, Setting]:
+    rows = (DENSE, *(point.name for point in plain(points())))
+    return {f"{row}, lr {rate:g}": (row, rate) for row in rows for rate in LEARNING_RATES}
+
+
+def _methods() -> Mapping[str, tuple[str, ...]]:
+    """Command words of each row with one of its learning rates."""
+    return {
+        name: (*(DENSE_WORDS if row == DENSE else (f"+point=[{row}]",)), f"optimizer.lr={rate:g}")
+        for name, (row, rate) in _settings().items()
+    }
+
+
 @dataclass(frozen=True)
 class StudyRates(MethodComparison):
     """Dense training and points, each trained with several learning rates.
@@ -41,7 +53,8 @@ class StudyRates(MethodComparison):
         settings: Row and learning rate of each method name.
     """
 
-    settings: Mapping[str, Setting]
+    methods: Mapping[str, tuple[str, ...]] = field(default_factory=_methods, kw_only=True)
+    settings: Mapping[str, Setting] = field(default_factory=_settings, kw_only=True)
 
     def caption(self, scale: str) -> str:
         """Describes the runs in one or two sentences."""
@@ -174,51 +187,3 @@ def _less(chosen: Sequence[float], dense: Sequence[float] | None) -> list[Cell]:
         return [Cell("-"), Cell("-")]
     gaps = [one - other for one, other in zip(chosen, dense, strict=True)]
     return [Cell(spread(gaps), mean(gaps)), Cell(shown_interval(gaps))]
-
-
-LEARNING_RATES = (0.01, 0.04, 0.16)
-POINTS = plain(points())
-ROWS = {DENSE: DENSE_WORDS, **{point.name: (f"+point=[{point.name}]",) for point in POINTS}}
-BLOCK = next(point.name for point in POINTS if point.sent == RANDOM_BLOCK)
-SETTINGS = {f"{row}, lr {rate:g}": (row, rate) for row in ROWS for rate in LEARNING_RATES}
-METHODS = MappingProxyType({name: (*ROWS[row], f"optimizer.lr={rate:g}") for name, (row, rate) in SETTINGS.items()})
-ONE_RUN = (f"experiment={PRESET}", "hydra.mode=RUN")
-DIGITS = Case(
-    "ResNet on digits",
-    ("model.depth=8", "training.batch_size=32"),
-    "ResNet-8 on digits, 4 x 32 pictures a step",
-    known=ON_DIGITS_8,
-)
-PUBLISHED = (
-    Case(
-        "ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/reproducing-papers.md)"
-    ),
-)
-RATES = StudyRates(
-    name="study.rates",
-    title="Longer, at several learning rates",
-    source="the study's parameters of compression; figures unknown",
-    shows="cost of each choice in accuracy at its best learning rate and with enough steps to converge",
-    basis=VIRTUAL,
-    methods=METHODS,
-    settings=MappingProxyType(SETTINGS),
-    leads=True,
-    plans=MappingProxyType(
-        {
-            "smoke": Plan(
-                (DIGITS,),
-                (*ONE_RUN, *SMALL, "logger.mode=disabled", "training.max_steps=2", "training.eval_examples=8"),
-                ONE_SEED,
-                "half a second each",
-                only=tuple(name for name, (row, _) in SETTINGS.items() if row in (DENSE, POINTS[0].name, BLOCK)),
-            ),
-            "laptop": Plan(
-                (DIGITS,),
-                (*ONE_RUN, *SMALL, "training.epochs=90", "training.max_steps=960", "training.eval_every=10"),
-                SEEDS,
-                "about two hours",
-            ),
-            "paper": Plan(PUBLISHED, (), SEEDS, "for a cluster of GPUs", cluster="process_group"),
-        }
-    ),
-)

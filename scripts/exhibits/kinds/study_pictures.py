@@ -10,8 +10,8 @@ from typing import Any
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import plain
 from scripts.exhibits.charts.palette import readable
+from scripts.exhibits.kinds.study_points import Point
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.papers.study_points import Point
 
 __all__ = ["draw_axes", "draw_grid"]
 

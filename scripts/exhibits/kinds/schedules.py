@@ -1,4 +1,4 @@
-"""DeAR: Accelerating Distributed Deep Learning with Fine-Grained All-Reduce Pipelining (Zhang et al., ICDCS 2023)."""
+"""Predictions of DeAR and other schedules by the timeline model, with dense gradients."""
 
 from __future__ import annotations
 
@@ -10,19 +10,15 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from scripts import bench_schedules, choices
-from scripts.exhibits.base import Basis
-from scripts.exhibits.charts.sheets import Dots, Lines
-from scripts.exhibits.kinds.predictions import Computed, sheet
-from scripts.exhibits.papers import labs
+from scripts.exhibits.kinds.predictions import sheet
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline import model as schedules
 from spardl.diagnostics.timeline.model import Lane, Timeline
 from spardl.schedules.tuning import Tuner
 
-__all__ = ["EXHIBITS", "OTHERS", "breakdown", "no_fusion", "scaling", "speed", "tuning"]
+__all__ = ["OTHERS", "breakdown", "no_fusion", "scaling", "speed", "tuning"]
 
-MODELS = tuple(bench_schedules.ASSUMED)
 OTHERS = ("WFBP (per layer)", "DDP-like 25 MB", "buckets tuned", "MG-WFBP")
 ALONE = ("WFBP (per layer)", "DeAR per layer", "DeAR tuned")
 DENSE = (*OTHERS, "DeAR 25 MB", "DeAR tuned")
@@ -32,13 +28,6 @@ LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
 TRIALS = (5, 10, 20)
 # Model, file and digest of each --profile.
 Files: TypeAlias = Sequence[tuple[str, str, str]]
-PARAMETERS = bench_schedules.sizes()
-BASIS = Basis(
-    simulated="iterations: the timeline model overlaps the passes of a profile with counted bytes on a "
-    "modelled network",
-    measured="share of each layer, on a CPU (scripts/profiles)",
-    assumed="time of each model on an RTX 2080 Ti, with the same shares of the layers as on a CPU, and the networks",
-)
 
 
 def _costs(workers: int, network: str) -> schedules.MethodCosts:
@@ -184,99 +173,3 @@ def _regular(curve: Curve, trials: int, seed: int) -> float:
 SEARCHES: Mapping[str, Callable[[Curve, int, int], float]] = MappingProxyType(
     {"Bayesian": _bayesian, "random": _random, "grid": _regular}
 )
-ALL = (("models", MODELS),)
-FEW = (("models", MODELS[:1]),)
-SIZES = (4, 8, 16, 32, 64)
-
-SPEED = Computed(
-    name="dear.speed",
-    title="Five models on two networks",
-    source="the comparison on 10 GbE and 100 Gb InfiniBand with 64 GPUs; up to 83% and 15% faster (abstract: certain)",
-    shows="speedup of an iteration when all-reduces are split in two and overlap with both passes",
-    basis=BASIS,
-    leads=True,
-    function=speed,
-    sizes=PARAMETERS,
-    arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
-    shell="python scripts/bench_schedules.py",
-    words="Predicted seconds of an iteration with the published batches. Tuned: the best of a sweep of sizes, the same "
-    "for DeAR's groups and for buckets during the backward pass.",
-    charts=(
-        Dots("seconds of an iteration", columns=DENSE),
-        Dots("times as fast", ": others' over those of tuned DeAR", columns=(OVER_BEST, OVER_LAYERS), ratio=True),
-    ),
-    recipe=2,
-)
-NO_FUSION = Computed(
-    name="dear.no_fusion",
-    title="Without fusion",
-    source="the comparison of schedules without tensor fusion; numbers unknown",
-    shows="gain of splitting all-reduces when every layer is sent separately, and the further gain of fusion",
-    basis=BASIS,
-    function=no_fusion,
-    sizes=PARAMETERS,
-    arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
-    shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 64 --network NETWORK",
-    words="Predicted seconds of an iteration with the published batches. Without fusion every layer starts messages of "
-    "its own; the last column is the faster of both over DeAR with the best size of groups.",
-    charts=(
-        Dots("seconds of an iteration", columns=ALONE),
-        Dots("times as fast", ": what the halves gain, and what fusion adds", columns=(HALVES, FUSED), ratio=True),
-    ),
-)
-BREAKDOWN = Computed(
-    name="dear.breakdown",
-    title="Where the seconds go",
-    source="the time breakdown of the schedules; numbers unknown",
-    shows="communication that each schedule does not overlap",
-    basis=BASIS,
-    function=breakdown,
-    sizes=PARAMETERS,
-    arguments=MappingProxyType({"smoke": FEW, "laptop": ALL, "paper": ALL}),
-    shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers 64 --network NETWORK",
-    words="Computation and communication overlap; not hidden: time of the iteration less its computation.",
-    charts=(Dots("seconds", ", by model"),),
-    recipe=2,
-)
-SCALING = Computed(
-    name="dear.scaling",
-    title="Scaling with the number of workers",
-    source="the scaling with the number of GPUs; numbers unknown",
-    shows="scaling efficiency over the number of workers",
-    basis=BASIS,
-    function=scaling,
-    sizes=PARAMETERS,
-    arguments=MappingProxyType(
-        {
-            "smoke": (*FEW, ("workers", SIZES[:2])),
-            "laptop": (*ALL, ("workers", SIZES)),
-            "paper": (*ALL, ("workers", SIZES)),
-        }
-    ),
-    shell="python scripts/timeline.py scripts/profiles/MODEL.json --workers P --network NETWORK",
-    words="An iteration of one worker without communication, over one of P workers.",
-    charts=(Lines("efficiency", ", by model", across="workers"),),
-    recipe=2,
-)
-TUNING = Computed(
-    name="dear.tuning",
-    title="Tuning the size of fusion groups",
-    source="Bayesian optimization against random and grid search; numbers unknown",
-    shows="number of trials until the search is close to the best size",
-    basis=BASIS,
-    function=tuning,
-    sizes=PARAMETERS,
-    arguments=MappingProxyType(
-        {
-            "smoke": (*FEW, ("seeds", (1,))),
-            "laptop": (*ALL, ("seeds", (1, 2, 3))),
-            "paper": (*ALL, ("seeds", (1, 2, 3))),
-        }
-    ),
-    shell="python scripts/reproduce.py dear.tuning",
-    words="The objective is the timeline model's iteration, without noise; sizes from 1 to 256 MB, 25 MB first.",
-    charts=(Lines("share of the best speed", ", by model and network", across="trials"),),
-    time="a minute",
-)
-
-EXHIBITS = (SPEED, NO_FUSION, BREAKDOWN, SCALING, TUNING, labs.DEAR)

@@ -1,38 +1,36 @@
-"""Sparse Communication for Training Deep Networks (Foroutan Eghlidi and Jaggi, 2020, arXiv 2009.09271)."""
+"""The grid of the sparse communication study: every point trained, by axis, by point and by compressor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import mean
-from types import MappingProxyType
 
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.failures import failed
-from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, seconds_cell
-from scripts.exhibits.machines import machines
-from scripts.exhibits.measures import final_metric, share_of_bytes
-from scripts.exhibits.papers.small import ON_DIGITS_8, ONE_SEED, SEEDS, SMALL, VIRTUAL
-from scripts.exhibits.papers.study_pictures import draw_axes, draw_grid
-from scripts.exhibits.papers.study_points import (
+from scripts.exhibits.kinds.study_pictures import draw_axes, draw_grid
+from scripts.exhibits.kinds.study_points import (
     AXES,
     PRESET,
     RANDOM_BLOCK,
     Marginal,
     Point,
     best_of,
-    covering,
     held_out,
     marginals,
     points,
 )
-from scripts.exhibits.papers.study_rates import DENSE, RATES
+from scripts.exhibits.kinds.study_rates import DENSE
+from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
+from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, seconds_cell
+from scripts.exhibits.machines import machines
+from scripts.exhibits.measures import final_metric, share_of_bytes
 from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Tried, tried
 
-__all__ = ["DENSE", "EXHIBITS", "GRID", "StudyGrid"]
+__all__ = ["StudyGrid"]
 
 ITS = f"its {INTERVAL}"
 
@@ -45,6 +43,14 @@ def _list(values: Iterable[float]) -> str:
     return ", ".join(f"{value:.4g}" for value in values)
 
 
+def _grid() -> Mapping[str, Point]:
+    return {point.name: point for point in points()}
+
+
+def _methods() -> Mapping[str, tuple[str, ...]]:
+    return {DENSE: DENSE_WORDS, **{name: (f"+point=[{name}]",) for name in _grid()}}
+
+
 @dataclass(frozen=True)
 class StudyGrid(MethodComparison):
     """Dense training and points of the grid, by axis, by point, and at the best setting of each compressor.
@@ -53,7 +59,8 @@ class StudyGrid(MethodComparison):
         grid: All points by name.
     """
 
-    grid: Mapping[str, Point]
+    methods: Mapping[str, tuple[str, ...]] = field(default_factory=_methods, kw_only=True)
+    grid: Mapping[str, Point] = field(default_factory=_grid, kw_only=True)
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """Tables of the results."""
@@ -210,50 +217,3 @@ def _gain_cells(found: Marginal) -> list[Cell]:
         return [Cell(reference), Cell("no equal pair"), Cell("-")]
     pairs = f"{reference}, {found.pairs} pair{'s' if found.pairs > 1 else ''}"
     return [Cell(pairs), Cell(spread(found.gains), mean(found.gains)), _interval(found.gains)]
-
-
-POINTS = MappingProxyType({point.name: point for point in points()})
-METHODS = MappingProxyType({DENSE: ("compressor=none",), **{name: (f"+point=[{name}]",) for name in POINTS}})
-ONE_RUN = (f"experiment={PRESET}", "hydra.mode=RUN")
-DIGITS = Case(
-    "ResNet on digits",
-    ("model.depth=8", "training.batch_size=32", "optimizer.lr=0.04"),
-    "ResNet-8 on digits, 4 x 32 pictures a step, learning rate 0.04",
-    known=ON_DIGITS_8,
-)
-PUBLISHED = (
-    Case(
-        "ResNet-18 on CIFAR-10", ("experiment=study/resnet_cifar10",), "as we think it was (docs/reproducing-papers.md)"
-    ),
-    Case(
-        "LSTM on WikiText-2",
-        ("experiment=study/lstm_lm",),
-        "as we think it was (docs/reproducing-papers.md)",
-        lower=True,
-    ),
-)
-GRID = StudyGrid(
-    name="study.grid",
-    title="The grid",
-    source="the study's parameters of compression, and random-block's place among them; figures unknown",
-    shows="cost of each choice in accuracy, all else equal, and the distance of random blocks from dense training",
-    basis=VIRTUAL,
-    methods=METHODS,
-    proposed=(RANDOM_BLOCK,),
-    grid=POINTS,
-    plans=MappingProxyType(
-        {
-            "smoke": Plan(
-                (DIGITS,),
-                (*ONE_RUN, *SMALL, "logger.mode=disabled", "training.max_steps=2", "training.eval_examples=8"),
-                ONE_SEED,
-                "half a second each",
-                only=(DENSE, *(point.name for point in covering(list(POINTS.values())))),
-            ),
-            "laptop": Plan((DIGITS,), (*ONE_RUN, *SMALL, "training.epochs=10"), SEEDS, "about 25 minutes"),
-            "paper": Plan(PUBLISHED, (), SEEDS, "for a cluster of GPUs", cluster="process_group"),
-        }
-    ),
-)
-
-EXHIBITS = (GRID, RATES)

@@ -1,0 +1,321 @@
+"""Reads typed values from YAML: dataclasses, named tuples and their parts, with errors that name file and line.
+
+The annotations of a class are its schema. In addition to plain YAML:
+
+- ``$name`` stands for a definition, also as a part of command words, and as an item for all items of a list.
+- A key ``one & other`` gives both keys the same value.
+- ``from: $name`` in a mapping takes the keys of a definition that the mapping does not set itself.
+- Where a mapping of any names is expected, a list of mappings is their union in this order.
+- Command words (``tuple[str, ...]``) are one text or a list; ``!words`` marks words where any value is allowed.
+- A named tuple can be a list of its fields, or the value of its first field if that is the only one without a default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from enum import Enum
+from functools import cache
+from importlib import import_module
+from pathlib import Path
+from typing import Any, NamedTuple, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
+
+import yaml
+
+from spardl.basics.errors import ConfigError
+
+__all__ = ["Definitions", "Reader", "Variants", "entries", "parse"]
+
+Node: TypeAlias = Any  # yaml.Node; PyYAML is not typed
+Definitions: TypeAlias = Mapping[str, Node]
+# Classes by the value of ``kind:``, for abstract classes.
+Variants: TypeAlias = Mapping[type, Mapping[str, type]]
+
+MARK, AND, FROM, KIND, WORDS = "$", " & ", "from", "kind", "!words"
+PLAIN: Mapping[str, Callable[[str], Any]] = types.MappingProxyType(
+    {
+        "tag:yaml.org,2002:null": lambda _: None,
+        "tag:yaml.org,2002:bool": lambda text: text.lower() in ("true", "yes", "on"),
+        "tag:yaml.org,2002:int": lambda text: int(text.replace("_", "")),
+        "tag:yaml.org,2002:float": lambda text: float(text.replace("_", "")),
+        "tag:yaml.org,2002:str": str,
+        WORDS: lambda text: tuple(shlex.split(text)),
+    }
+)
+NOTHING: Mapping[type, Mapping[str, Any]] = types.MappingProxyType({})
+NAMED: Mapping[type, str] = types.MappingProxyType(
+    {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+)
+
+
+def parse(path: Path) -> Node:
+    """The root node of a YAML file.
+
+    Raises:
+        ConfigError: if the file is not valid YAML.
+    """
+    with path.open("rb") as file:
+        try:
+            return yaml.compose(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+        except yaml.MarkedYAMLError as error:
+            line = error.problem_mark.line + 1 if error.problem_mark else 1
+            raise ConfigError(f"{path.name}:{line}: not valid YAML: {error.problem}") from error
+
+
+def entries(node: Node, where: str, required: Sequence[str] = ()) -> dict[str, Node]:
+    """Nodes by key of a mapping.
+
+    Args:
+        node: Node of the mapping.
+        where: What the mapping declares, for errors.
+        required: Keys that must be there.
+
+    Raises:
+        ConfigError: if the node is no mapping, a key stands there twice, or one is missing.
+    """
+    if not isinstance(node, yaml.MappingNode):
+        _fail(node, where, f"expected keys and values, got {_shown(node)}")
+    found: dict[str, Node] = {}
+    for key, value in node.value:
+        for name in key.value.split(AND):
+            if name in found:
+                _fail(key, where, f"{name!r} is given twice; remove one")
+            found[name] = value
+    for name in required:
+        if name not in found:
+            _fail(node, where, f"{name!r} is missing")
+    return found
+
+
+def _fail(node: Node, where: str, words: str) -> NoReturn:
+    mark = node.start_mark
+    raise ConfigError(f"{Path(mark.name).name}:{mark.line + 1}: {where}: {words}")
+
+
+def _shown(node: Node) -> str:
+    if isinstance(node, yaml.ScalarNode):
+        return repr(node.value)
+    return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
+
+
+def _meant(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """Way out for an unknown name."""
+    close = get_close_matches(name, known, 1)
+    return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+
+
+class _Field(NamedTuple):
+    kind: Any
+    required: bool
+
+
+@cache
+def _schema(cls: type) -> dict[str, _Field]:
+    """Fields of a dataclass or a named tuple."""
+    hints = get_type_hints(cls)
+    if dataclasses.is_dataclass(cls):
+        missing = dataclasses.MISSING
+        return {
+            each.name: _Field(hints[each.name], each.default is missing and each.default_factory is missing)
+            for each in dataclasses.fields(cls)
+            if each.init
+        }
+    names: tuple[str, ...] = getattr(cls, "_fields", ())
+    return {name: _Field(hints[name], name not in getattr(cls, "_field_defaults", {})) for name in names}
+
+
+class Reader:
+    """Reads typed values from nodes.
+
+    Args:
+        definitions: Nodes that ``$name`` stands for.
+        variants: Classes that ``kind:`` chooses from.
+        functions: Package whose functions a value can name as ``module.function``.
+        named: Values by name, for classes whose values the file cannot declare.
+    """
+
+    def __init__(
+        self,
+        definitions: Definitions,
+        variants: Variants,
+        functions: str,
+        named: Mapping[type, Mapping[str, Any]] = NOTHING,
+    ) -> None:
+        self._definitions = definitions
+        self._variants = variants
+        self._functions = functions
+        self._named = named
+
+    def read(self, kind: Any, node: Node, where: str, **given: Any) -> Any:
+        """A value of a type.
+
+        Args:
+            kind: Class or type annotation.
+            node: Node of the value.
+            where: What the value belongs to, for errors.
+            given: Fields of the class that are not in the file.
+
+        Raises:
+            ConfigError: if the node does not fit to the type.
+        """
+        node = self._followed(node, where)
+        origin, args = get_origin(kind), get_args(kind)
+        if origin in (Union, types.UnionType):
+            if node.tag == "tag:yaml.org,2002:null":
+                return None
+            (kind,) = (each for each in args if each is not type(None))
+            return self.read(kind, node, where, **given)
+        if origin is None and kind is not Any:
+            return self._plain(kind, node, where, given)
+        return self._generic(kind, node, where)
+
+    def _plain(self, cls: type, node: Node, where: str, given: Mapping[str, Any]) -> Any:
+        """A value of a class without parameters."""
+        if cls in NAMED:
+            return self._scalar(cls, node, where)
+        if issubclass(cls, Enum):
+            return self._chosen({each.name.lower(): each for each in cls}, node, where)
+        if cls in self._named:
+            return self._chosen(self._named[cls], node, where)
+        return self._record(cls, node, where, given)
+
+    def _generic(self, kind: Any, node: Node, where: str) -> Any:
+        """A value of a class with parameters, or any value."""
+        origin, args = get_origin(kind), get_args(kind)
+        if origin is tuple or origin is Sequence:
+            return self._tuple(args if origin is tuple else (args[0], ...), node, where)
+        if origin is Mapping:
+            return {key: self.read(args[1], each, f"{where}, {key}") for key, each in self._union(node, where).items()}
+        return self._function(node, where) if origin is Callable else self._any(node, where)
+
+    def _followed(self, node: Node, where: str) -> Node:
+        """The node, or the definition that it names."""
+        while isinstance(node, yaml.ScalarNode) and node.value.startswith(MARK) and " " not in node.value:
+            name = node.value.removeprefix(MARK)
+            if name not in self._definitions:
+                _fail(node, where, f"{node.value} is not defined; {_meant(name, self._definitions)}")
+            node = self._definitions[name]
+        return node
+
+    def _any(self, node: Node, where: str) -> Any:
+        if isinstance(node, yaml.ScalarNode):
+            return self._words(node, where) if node.tag == WORDS else PLAIN[node.tag](node.value)
+        if isinstance(node, yaml.SequenceNode):
+            return tuple(self._any(each, where) for each in self._items(node, where))
+        _fail(node, where, "expected a value or a list, got a mapping")
+
+    def _tuple(self, kinds: tuple[Any, ...], node: Node, where: str) -> tuple[Any, ...]:
+        if kinds[-1] is not Ellipsis:
+            nodes = list(self._items(node, where))
+            if len(nodes) != len(kinds):
+                _fail(node, where, f"expected {len(kinds)} values, got {len(nodes)}")
+            return tuple(self.read(kind, each, where) for kind, each in zip(kinds, nodes, strict=True))
+        kind = kinds[0]
+        if get_origin(kind) is tuple and isinstance(node, yaml.MappingNode):
+            value = get_args(kind)[1]
+            found = self._complete(node, where)
+            return tuple((key, self.read(value, each, f"{where}, {key}")) for key, each in found.items())
+        if kind is str and isinstance(node, yaml.ScalarNode):
+            return self._words(node, where)
+        return tuple(self.read(kind, each, where) for each in self._items(node, where))
+
+    def _items(self, node: Node, where: str) -> Iterator[Node]:
+        """Items of a list; an item that names a list stands for its items."""
+        if not isinstance(node, yaml.SequenceNode):
+            _fail(node, where, f"expected a list, got {_shown(node)}")
+        for each in node.value:
+            found = self._followed(each, where)
+            if found is not each and isinstance(found, yaml.SequenceNode):
+                yield from self._items(found, where)
+            else:
+                yield found
+
+    def _words(self, node: Node, where: str) -> tuple[str, ...]:
+        """Words of a text, with those that its definitions stand for."""
+        found: list[str] = []
+        for word in shlex.split(node.value):
+            if word.startswith(MARK):
+                named = self._followed(yaml.ScalarNode(node.tag, word, node.start_mark), where)
+                found += self.read(tuple[str, ...], named, where)
+            else:
+                found.append(word)
+        return tuple(found)
+
+    def _union(self, node: Node, where: str) -> dict[str, Node]:
+        """Entries of a mapping, or of all mappings of a list."""
+        if not isinstance(node, yaml.SequenceNode):
+            return entries(node, where)
+        found: dict[str, Node] = {}
+        for each in node.value:
+            found |= self._union(self._followed(each, where), where)
+        return found
+
+    def _function(self, node: Node, where: str) -> Any:
+        module, _, name = str(node.value).rpartition(".")
+        try:
+            home = import_module(f"{self._functions}.{module}")
+        except (ModuleNotFoundError, ValueError):
+            _fail(node, where, f"expected module.function, got {_shown(node)}")
+        if name not in home.__all__:
+            _fail(node, where, f"{module} has no function {name!r}; {_meant(name, home.__all__)}")
+        return getattr(home, name)
+
+    def _scalar(self, kind: type, node: Node, where: str) -> Any:
+        wrong = f"expected {NAMED[kind]}, got {_shown(node)}"
+        if not isinstance(node, yaml.ScalarNode) or node.tag not in PLAIN:
+            _fail(node, where, wrong)
+        value = PLAIN[node.tag](node.value)
+        if kind is float and not isinstance(value, bool):
+            try:
+                return float(value)  # YAML takes 1e-3 for text
+            except (TypeError, ValueError):
+                _fail(node, where, wrong)
+        if type(value) is not kind:
+            _fail(node, where, f"{wrong}; put it in quotes" if kind is str else wrong)
+        return value
+
+    def _chosen(self, names: Mapping[str, Any], node: Node, where: str) -> Any:
+        if node.value not in names:
+            _fail(node, where, f"{_shown(node)} does not exist; {_meant(str(node.value), names)}")
+        return names[node.value]
+
+    def _record(self, cls: type, node: Node, where: str, given: Mapping[str, Any]) -> Any:
+        """An instance of a class with fields."""
+        if not isinstance(node, yaml.MappingNode):
+            return self._short(cls, node, where)
+        found = self._complete(node, where)
+        if cls in self._variants:
+            if KIND not in found:
+                _fail(node, where, f"{KIND!r} is missing; choose from {', '.join(self._variants[cls])}")
+            cls = self._chosen(self._variants[cls], found.pop(KIND), f"{where}, {KIND}")
+        schema = _schema(cls)
+        for key, value in found.items():
+            if key not in schema or key in given:
+                known = [name for name in schema if name not in given]
+                _fail(value, where, f"unknown key {key!r}; {_meant(key, known)}")
+        missing = [name for name, each in schema.items() if each.required and name not in found and name not in given]
+        if missing:
+            _fail(node, where, f"{missing[0]!r} is missing")
+        values = {name: self.read(schema[name].kind, each, f"{where}, {name}") for name, each in found.items()}
+        return cls(**given, **values)
+
+    def _complete(self, node: Node, where: str) -> dict[str, Node]:
+        """Entries of a mapping and of the definition that it starts from."""
+        found = entries(node, where)
+        if FROM not in found:
+            return found
+        base = self._followed(found.pop(FROM), where)
+        return {**self._complete(base, where), **found}
+
+    def _short(self, cls: type, node: Node, where: str) -> Any:
+        """A named tuple, as a list of its fields or the value of its first one."""
+        schema = _schema(cls)
+        nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
+        required = sum(each.required for each in schema.values())
+        if cls in self._variants or not issubclass(cls, tuple) or not required <= len(nodes) <= len(schema):
+            _fail(node, where, f"expected {', '.join(schema)}, got {_shown(node)}")
+        fields = zip(schema.items(), nodes, strict=False)
+        return cls(*(self.read(each.kind, own, f"{where}, {name}") for (name, each), own in fields))

@@ -1,0 +1,160 @@
+"""Values read from YAML: the notation, and errors that name file, line and exhibit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from scripts.exhibits import declared
+from scripts.exhibits.kinds import trainings
+from scripts.exhibits.papers import catalogue
+from spardl.basics.errors import ConfigError
+
+PAPER = """\
+paper: A paper
+definitions:
+  task: {name: Digits, words: model=resnet8 $short, what: digits, known: {value: 0.9, source: a book}}
+  short: training.max_steps=2
+  sparse: {SparDL: compressor=spardl}
+exhibits:
+  x.one:
+    kind: trainings
+    title: One
+    source: nowhere
+    shows: nothing
+    methods: [$sparse, {dense: compressor=none}]
+    plans:
+      smoke & laptop: {cases: [$task], words: cluster.workers=2, seeds: [1], cost: seconds}
+"""
+
+
+def load(folder: Path, text: str = PAPER, shared: str = "") -> catalogue.Paper:
+    (folder / "paper.yaml").write_text(text)
+    (folder / "shared.yaml").write_text(shared)
+    found = declared.entries(declared.parse(folder / "shared.yaml"), "shared") if shared else {}
+    return catalogue.load(folder / "paper.yaml", found)
+
+
+def test_an_exhibit_is_read_from_its_file(tmp_path: Path) -> None:
+    paper = load(tmp_path)
+    exhibit: Any = paper.exhibits[0]
+    case = trainings.Case("Digits", ("model=resnet8", "training.max_steps=2"), "digits")
+    plan = trainings.Plan((case,), ("cluster.workers=2",), (1,), "seconds")
+    assert (paper.title, exhibit.name, exhibit.title) == ("A paper", "x.one", "One")
+    assert exhibit.methods == {"SparDL": ("compressor=spardl",), "dense": trainings.DENSE}
+    assert list(exhibit.methods) == ["SparDL", "dense"]
+    (read,) = exhibit.plans["laptop"].cases
+    assert read.known == trainings.Known(0.9, "a book")
+    assert exhibit.plans["smoke"] == exhibit.plans["laptop"]
+    assert replace(exhibit.plans["smoke"], cases=(replace(read, known=None),)) == plan
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("title: One", "titel: One", "paper.yaml:9: x.one: unknown key 'titel'; did you mean title?"),
+        ("title: One", "name: One", "paper.yaml:9: x.one: unknown key 'name'; choose from title, source, "),
+        ("    title: One\n", "", "paper.yaml:8: x.one: 'title' is missing"),
+        ("title: One", "title: 1", "paper.yaml:9: x.one, title: expected text, got '1'; put it in quotes"),
+        ("title: One", "title: [One]", "paper.yaml:9: x.one, title: expected text, got a list"),
+        ("kind: trainings", "kind: training", "x.one, kind: 'training' does not exist; did you mean trainings?"),
+        ("    kind: trainings\n", "", "paper.yaml:8: x.one: 'kind' is missing; choose from trainings, "),
+        ("seeds: [1]", "seeds: [one]", "x.one, plans, smoke, seeds: expected a whole number, got 'one'"),
+        ("seeds: [1]", "seeds: 1", "x.one, plans, smoke, seeds: expected a list, got '1'"),
+        ("cases: [$task]", "cases: [$tasks]", "cases: $tasks is not defined; did you mean task?"),
+        ("words: cluster.workers=2", "words: $shor a=1", "x.one, plans, smoke, words: $shor is not defined; did you"),
+        ("value: 0.9", "value: high", "paper.yaml:3: x.one, plans, smoke, cases, known, value: expected a number, got"),
+        ("    shows: nothing", "    shows: nothing\n    title: Two", "paper.yaml:12: x.one: 'title' is given twice"),
+        ("    shows: nothing", "    leads: 1\n    shows: x", "x.one, leads: expected true or false, got '1'"),
+        ("    shows: nothing", "    shows: nothing: at all", "paper.yaml:11: not valid YAML: mapping values are not"),
+        ("exhibits:", "exhibit:", "paper.yaml:1: paper: 'exhibits' is missing"),
+    ],
+)
+def test_errors_name_the_line_and_the_way_out(tmp_path: Path, old: str, new: str, message: str) -> None:
+    assert old in PAPER
+    with pytest.raises(ConfigError) as caught:
+        load(tmp_path, PAPER.replace(old, new, 1))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_errors_in_shared_definitions_name_their_file(tmp_path: Path) -> None:
+    text = PAPER.replace("cases: [$task]", "cases: [$other]")
+    with pytest.raises(ConfigError, match=r"^shared.yaml:2: x.one, .*unknown key 'wrods'; did you mean words\?$"):
+        load(tmp_path, text, "# Tasks.\nother: {name: Digits, wrods: a=1, what: digits}\n")
+
+
+class Point(NamedTuple):
+    x: float
+    name: str = ""
+
+
+@dataclass(frozen=True)
+class Base:
+    points: tuple[Point, ...]
+    pairs: tuple[tuple[str, int], ...] = ()
+    limit: int | None = None
+    function: Any = None
+
+
+def read(folder: Path, text: str, kind: Any = Base, definitions: str = "{}") -> Any:
+    for name, content in (("value", text), ("definitions", definitions)):
+        (folder / f"{name}.yaml").write_text(content)
+    found = declared.entries(declared.parse(folder / "definitions.yaml"), "definitions")
+    reader = declared.Reader(found, {}, "scripts.exhibits.kinds")
+    return reader.read(kind, declared.parse(folder / "value.yaml"), "value")
+
+
+def test_short_forms_of_named_tuples(tmp_path: Path) -> None:
+    one, two = Point(0.001), Point(2.0, "two")
+    assert read(tmp_path, "points: [1e-3, [2, two], {x: 2, name: two}]").points == (one, two, two)
+    with pytest.raises(ConfigError, match=r"value.yaml:1: value, points: expected x, name, got a list$"):
+        read(tmp_path, "points: [[1, two, three]]")
+
+
+def test_definitions_are_spliced_and_extended(tmp_path: Path) -> None:
+    definitions = "some: [[1, a], [2, b]]\nbase: {points: $some, limit: 3, pairs: {a: 1}}"
+    assert read(tmp_path, "points: [0, $some]", definitions=definitions).points == (
+        Point(0.0),
+        Point(1, "a"),
+        Point(2, "b"),
+    )
+    found = read(tmp_path, "{from: $base, limit: null, pairs: {b: 2, a: 1}}", definitions=definitions)
+    assert found == Base((Point(1, "a"), Point(2, "b")), (("b", 2), ("a", 1)))
+
+
+def test_plain_values_are_hashable(tmp_path: Path) -> None:
+    found = read(tmp_path, "[1, 0.5, a b, !words '--x $y', [true, null]]", Any, "y: 'one two'")
+    assert found == (1, 0.5, "a b", ("--x", "one", "two"), (True, None))
+    with pytest.raises(ConfigError, match="expected a value or a list, got a mapping"):
+        read(tmp_path, "{a: 1}", Any)
+
+
+def test_functions_are_named_by_module(tmp_path: Path) -> None:
+    kind = Callable[..., Any]
+    assert read(tmp_path, "lab.schedules", kind).__name__ == "schedules"
+    with pytest.raises(ConfigError, match=r"lab has no function 'schedule'; did you mean schedules\?"):
+        read(tmp_path, "lab.schedule", kind)
+    for wrong in ("nowhere.x", "schedules"):
+        with pytest.raises(ConfigError, match=f"expected module.function, got '{wrong}'"):
+            read(tmp_path, wrong, kind)
+
+
+def test_values_of_some_classes_are_only_named(tmp_path: Path) -> None:
+    (tmp_path / "value.yaml").write_text("[near]")
+    reader = declared.Reader({}, {}, "", {Point: {"near": Point(1.0)}})
+    node = declared.parse(tmp_path / "value.yaml")
+    assert reader.read(tuple[Point, ...], node, "value") == (Point(1.0),)
+    (tmp_path / "value.yaml").write_text("[nearer]")
+    with pytest.raises(ConfigError, match=r"^value.yaml:1: value: 'nearer' does not exist; did you mean near\?$"):
+        reader.read(tuple[Point, ...], declared.parse(tmp_path / "value.yaml"), "value")
+
+
+def test_every_file_has_a_title_and_exhibits_of_its_own() -> None:
+    names = [exhibit.name for paper in catalogue.load_all() for exhibit in paper.exhibits]
+    assert len(names) == len(set(names))
+    assert {path.stem for path in catalogue.FOLDER.glob("*.yaml")} == {*catalogue.FILES, catalogue.SHARED}

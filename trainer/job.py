@@ -122,9 +122,12 @@ def _begin(config: DictConfig, experiment: Experiment, run: Run) -> None:
     write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
     write_atomically(run.folder / "command.txt", _command().encode())
     restart = restart_warning(os.environ, resumes=bool(config.resume))
-    for notice in filter(None, (*experiment.caveats, *run.notices, *experiment.warnings(), restart)):
+    notices = [*filter(None, (*experiment.caveats, *run.notices, *experiment.warnings(), restart))]
+    for notice in notices:
         print(f"warning: {notice}", file=sys.stderr, flush=True)
-    print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)
+    place = "; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place())))
+    print(place, flush=True)
+    run.log("\n".join([f"$ {_command().strip()}", _plan(config), *(f"warning: {text}" for text in notices), place]))
 
 
 def _command() -> str:

@@ -408,6 +408,7 @@ class Trainer:
         line = self._refusals.notice(dict(enumerate(gathered)))
         if line and self._cluster.leads:
             warn(line)
+            self._notify("warning", line)
         return self._refusals.total
 
     def _check_finite(self, step: int, *, evaluates: bool) -> None:

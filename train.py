@@ -51,7 +51,7 @@ from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, Asked,
 from trainer.job import attempt, sweeping
 from trainer.memory import check_address_space
 from trainer.runs import UnfinishedError
-from trainer.sweep import Sweep
+from trainer.sweep import print_table
 
 
 def main() -> int:
@@ -62,14 +62,13 @@ def main() -> int:
     """
     torch.set_num_threads(1)
     codes: list[int] = []
-    sweep = Sweep()
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGURATIONS), config_name="train")
     def job(config: DictConfig) -> float | None:
         if stopped := [code for code in codes if code in (STOPPED, INTERRUPTED)]:
             raise UnfinishedError(stopped[0])  # a request to stop ends the whole sweep, not one run of it
         try:
-            value = attempt(config, sweep if sweeping() else None)
+            value = attempt(config)
         except UnfinishedError as unfinished:
             codes.append(unfinished.code)
             if sweeping():
@@ -93,7 +92,7 @@ def main() -> int:
     except KeyboardInterrupt as interrupt:
         return complain(str(interrupt) or "interrupted before training began", INTERRUPTED)
     finally:
-        sweep.print_table()
+        print_table()
     for code in (STOPPED, INTERRUPTED):
         if code in codes:
             return code

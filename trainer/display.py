@@ -147,12 +147,22 @@ class LineDisplay(Observer):
         self._total = 0
         self._last = 0.0
         self._announcement: Announcement | None = None
+        self._what, self._since, self._shown = "", 0.0, 0.0
 
     def phase(self, what: str | None) -> None:
         """Announces an activity; it is printed only if it takes long."""
         if self._announcement:
             self._announcement.close()
         self._announcement = Announcement(what) if what else None
+        self._what, self._since = what or "", time.perf_counter()
+        self._shown = self._since
+
+    def progress(self, fraction: float) -> None:
+        """Prints how much of a long activity is done."""
+        now = time.perf_counter()
+        if now - self._shown >= _LONG:
+            self._shown = now
+            self._print(f"{self._what}: {fraction:.0%} after {clock(now - self._since)}")
 
     def close(self) -> None:
         """Ends the current announcement."""
@@ -205,6 +215,9 @@ class LogFile(LineDisplay):
     def phase(self, what: str | None) -> None:
         """Writes nothing: activities are announced for those who wait."""
 
+    def progress(self, fraction: float) -> None:
+        """Writes nothing."""
+
     def warning(self, text: str) -> None:
         """Writes the warning."""
         self._print(f"warning: {text}")
@@ -223,7 +236,8 @@ class _State(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Renders the column; called whenever the bar is redrawn."""
         what, since = task.fields["phase"]
-        return Text(f"{what} {clock(time.perf_counter() - since)}" if what else f"left {task.fields['left']}")
+        part = task.fields["part"]
+        return Text(f"{what} {part}{clock(time.perf_counter() - since)}" if what else f"left {task.fields['left']}")
 
 
 class TerminalDisplay(Observer):
@@ -259,12 +273,16 @@ class TerminalDisplay(Observer):
 
     def phase(self, what: str | None) -> None:
         """Shows an activity and its duration next to the bar."""
-        self._progress.update(self._draw(), phase=(what, time.perf_counter()))
+        self._progress.update(self._draw(), phase=(what, time.perf_counter()), part="")
+
+    def progress(self, fraction: float) -> None:
+        """Shows how much of the activity is done."""
+        self._progress.update(self._draw(), part=f"{fraction:.0%} ")
 
     def _draw(self) -> TaskID:
         # Drawn lazily: a phase may be announced before the first step is known.
         if self._task is None:
-            self._task = self._progress.add_task("", total=None, left="-:--", phase=(None, 0.0), figures="")
+            self._task = self._progress.add_task("", total=None, left="-:--", phase=(None, 0.0), part="", figures="")
             self._progress.start()
         return self._task
 

@@ -60,6 +60,9 @@ class Observer:
     def phase(self, what: str | None) -> None:
         """Another activity, ``what``, begins; ``None`` for regular training."""
 
+    def progress(self, fraction: float) -> None:
+        """``fraction`` of the current activity is done."""
+
     def step(self, step: int) -> None:
         """``step`` steps are done."""
 
@@ -124,6 +127,10 @@ class Forwarder(Observer):
     def phase(self, what: str | None) -> None:
         """Forwards the event."""
         self._forward("phase", what)
+
+    def progress(self, fraction: float) -> None:
+        """Forwards the event."""
+        self._forward("progress", fraction)
 
     def step(self, step: int) -> None:
         """Forwards the event."""

@@ -16,6 +16,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # A worker that loses a peer reports it on one line; torch would add its own stack trace.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+# The profiler would print its own log, and an error where there is no GPU.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 # Without this, Hydra prints a traceback and exits with code 1 instead of raising the error.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -321,7 +321,9 @@ class Trainer:
         synchronizer.measures_residual = last or (
             self._stopper.watches and self._evaluates_after(self._progress.step + 1)
         )
-        with self._tracking_first_step():
+        passes = self._settings.accumulation * len(self._learner.workers)
+        slow = self._estimate and self._observers and self._progress.step == self._first
+        with tracking(self._learner.model, passes, partial(self._notify, "progress")) if slow else nullcontext():
             losses = self._learner.step(self._progress.step)
         if last:
             synchronizer.end()
@@ -329,12 +331,6 @@ class Trainer:
             self._progress.timed_steps += 1
             self._progress.timed_seconds += self._cluster.seconds() - began
         return losses
-
-    def _tracking_first_step(self) -> AbstractContextManager[None]:
-        if not (self._estimate and self._observers) or self._progress.step != self._first:
-            return nullcontext()
-        passes = self._settings.accumulation * len(self._learner.workers)
-        return tracking(self._learner.model, passes, partial(self._notify, "progress"))
 
     def _after_step(self) -> None:
         step, total, settings = self._progress.step, self._learner.total_steps, self._settings

@@ -16,6 +16,8 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
 # A worker that loses a peer reports it on one line; torch would add its own stack trace.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
+# The profiler would print its own log, and an error where there is no GPU.
+os.environ.setdefault("KINETO_LOG_LEVEL", "99")
 # Without this, Hydra prints a traceback and exits with code 1 instead of raising the error.
 os.environ["HYDRA_FULL_ERROR"] = "1"
 
@@ -51,7 +53,7 @@ from trainer.command_line import BAD_INPUT, FAILED, INTERRUPTED, STOPPED, Asked,
 from trainer.job import attempt, sweeping
 from trainer.memory import check_address_space
 from trainer.runs import UnfinishedError
-from trainer.sweep import Sweep
+from trainer.sweep import print_table
 
 
 def main() -> int:
@@ -62,14 +64,13 @@ def main() -> int:
     """
     torch.set_num_threads(1)
     codes: list[int] = []
-    sweep = Sweep()
 
     @hydra.main(version_base="1.3", config_path=str(CONFIGURATIONS), config_name="train")
     def job(config: DictConfig) -> float | None:
         if stopped := [code for code in codes if code in (STOPPED, INTERRUPTED)]:
             raise UnfinishedError(stopped[0])  # a request to stop ends the whole sweep, not one run of it
         try:
-            value = attempt(config, sweep if sweeping() else None)
+            value = attempt(config)
         except UnfinishedError as unfinished:
             codes.append(unfinished.code)
             if sweeping():
@@ -93,7 +94,7 @@ def main() -> int:
     except KeyboardInterrupt as interrupt:
         return complain(str(interrupt) or "interrupted before training began", INTERRUPTED)
     finally:
-        sweep.print_table()
+        print_table()
     for code in (STOPPED, INTERRUPTED):
         if code in codes:
             return code

@@ -1,12 +1,13 @@
-"""Progress display of a run: a live bar on a terminal, otherwise one line per event."""
+"""Progress display of a run: a live bar on a terminal, otherwise one line per event; and the console log."""
 
 from __future__ import annotations
 
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, ProgressColumn, Task, TaskID, TextColumn
@@ -14,8 +15,19 @@ from rich.table import Column
 from rich.text import Text
 
 from trainer.observers import Observer
+from trainer.report import rows
+from trainer.runs import Run
 
-__all__ = ["Announcement", "LineDisplay", "TerminalDisplay", "clock", "make_display", "show_activity", "table_console"]
+__all__ = [
+    "Announcement",
+    "LineDisplay",
+    "LogFile",
+    "TerminalDisplay",
+    "clock",
+    "make_display",
+    "show_activity",
+    "table_console",
+]
 
 
 # Delay before an activity is printed when stdout is not a terminal, in seconds.
@@ -135,27 +147,40 @@ class LineDisplay(Observer):
         self._total = 0
         self._last = 0.0
         self._announcement: Announcement | None = None
+        self._what, self._since, self._shown = "", 0.0, 0.0
 
     def phase(self, what: str | None) -> None:
         """Announces an activity; it is printed only if it takes long."""
         if self._announcement:
             self._announcement.close()
         self._announcement = Announcement(what) if what else None
+        self._what, self._since = what or "", time.perf_counter()
+        self._shown = self._since
+
+    def progress(self, fraction: float) -> None:
+        """Prints how much of a long activity is done."""
+        now = time.perf_counter()
+        if now - self._shown >= _LONG:
+            self._shown = now
+            self._print(f"{self._what}: {fraction:.0%} after {clock(now - self._since)}")
 
     def close(self) -> None:
         """Ends the current announcement."""
         self.phase(None)
 
+    def _print(self, text: str) -> None:
+        print(text, flush=True)
+
     def note(self, text: str) -> None:
         """Prints the line."""
         self.phase(None)
-        print(text, flush=True)
+        self._print(text)
 
     def begin(self, step: int, total: int) -> None:
         """Prints the first step."""
         self._eta.begin(step)
         self._total = total
-        print(f"training: step {step} of {total}", flush=True)
+        self._print(f"training: step {step} of {total}")
 
     def step(self, step: int) -> None:
         """Updates the remaining time."""
@@ -168,7 +193,41 @@ class LineDisplay(Observer):
         if kind == "train" and now - self._last < self._interval:
             return
         self._last = now
-        print(f"step {step}/{self._total}  {_figures(kind, values)}  left {self._left}", flush=True)
+        self._print(f"step {step}/{self._total}  {_figures(kind, values)}  left {self._left}")
+
+
+class LogFile(LineDisplay):
+    """Writes the lines of a run to its console log, whether or not stdout is a terminal.
+
+    Args:
+        run: the run.
+        simulated: whether the cluster has a virtual clock.
+        caveats: warnings for readers of the results.
+    """
+
+    def __init__(self, run: Run, simulated: bool, caveats: Sequence[str] = ()) -> None:
+        super().__init__()
+        self._run, self._simulated, self._caveats = run, simulated, caveats
+
+    def _print(self, text: str) -> None:
+        self._run.log(text)
+
+    def phase(self, what: str | None) -> None:
+        """Writes nothing: activities are announced for those who wait."""
+
+    def progress(self, fraction: float) -> None:
+        """Writes nothing."""
+
+    def warning(self, text: str) -> None:
+        """Writes the warning."""
+        self._print(f"warning: {text}")
+
+    def end(self, summary: Mapping[str, Any]) -> None:
+        """Writes the report."""
+        for name, text in rows(summary, self._simulated):
+            self._print(f"{name}: {text}")
+        for caveat in self._caveats:
+            self._print(f"beware: {caveat}")
 
 
 class _State(ProgressColumn):
@@ -177,7 +236,8 @@ class _State(ProgressColumn):
     def render(self, task: Task) -> Text:
         """Renders the column; called whenever the bar is redrawn."""
         what, since = task.fields["phase"]
-        return Text(f"{what} {clock(time.perf_counter() - since)}" if what else f"left {task.fields['left']}")
+        part = task.fields["part"]
+        return Text(f"{what} {part}{clock(time.perf_counter() - since)}" if what else f"left {task.fields['left']}")
 
 
 class TerminalDisplay(Observer):
@@ -213,12 +273,16 @@ class TerminalDisplay(Observer):
 
     def phase(self, what: str | None) -> None:
         """Shows an activity and its duration next to the bar."""
-        self._progress.update(self._draw(), phase=(what, time.perf_counter()))
+        self._progress.update(self._draw(), phase=(what, time.perf_counter()), part="")
+
+    def progress(self, fraction: float) -> None:
+        """Shows how much of the activity is done."""
+        self._progress.update(self._draw(), part=f"{fraction:.0%} ")
 
     def _draw(self) -> TaskID:
         # Drawn lazily: a phase may be announced before the first step is known.
         if self._task is None:
-            self._task = self._progress.add_task("", total=None, left="-:--", phase=(None, 0.0), figures="")
+            self._task = self._progress.add_task("", total=None, left="-:--", phase=(None, 0.0), part="", figures="")
             self._progress.start()
         return self._task
 

@@ -1,18 +1,23 @@
-"""An estimate of the time and memory of a run, before its first step."""
+"""An estimate of the time and memory of a run, before its first step, and the progress of that step."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
+from torch import nn
 
 from spardl.clusters import Cluster
 from trainer.display import clock
 from trainer.learner import Learner, Plan, autocast
 from trainer.memory import Need
 
-__all__ = ["Estimate", "estimate"]
+__all__ = ["Estimate", "estimate", "tracking"]
 
 # Smaller models show the remaining time within seconds.
 _PARAMETERS = 5_000_000
@@ -91,3 +96,59 @@ def _forward(plan: Plan, learner: Learner, examples: int) -> float:
 
 def _seconds(value: float) -> str:
     return f"{value:.2g} s" if value < 99.5 else f"{clock(value)} min" if value < 3600 else f"{value / 3600:.2g} hours"
+
+
+@contextmanager
+def tracking(model: nn.Module, passes: int, tell: Callable[[float], None]) -> Iterator[None]:
+    """Tells how much of a step is done, by hooks that are removed when the body of the ``with`` statement ends.
+
+    Args:
+        model: the model.
+        passes: number of forward and backward passes of the step in this process.
+        tell: called with the fraction that is done, at most once for each percent.
+    """
+    counter = _Counter(passes * _PASSES * sum(parameter.numel() for parameter in model.parameters()), tell)
+    handles = counter.attach(model)
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _Counter:
+    """Counts parameters: one unit for its forward pass, two for its backward pass."""
+
+    def __init__(self, whole: float, tell: Callable[[float], None]) -> None:
+        self._whole, self._tell = whole, tell
+        self._done, self._told = 0.0, 0
+        self._used: set[nn.Module] = set()
+
+    def attach(self, model: nn.Module) -> list[Any]:
+        handles: list[Any] = []
+        known: set[nn.Parameter] = set()
+        for module in model.modules():
+            own = {*module.parameters(recurse=False)} - known  # tied weights count once
+            if own:
+                entries = sum(parameter.numel() for parameter in own)
+                handles.append(module.register_forward_hook(partial(self._forward, entries)))
+            trained = (parameter for parameter in own if parameter.requires_grad)
+            handles.extend(parameter.register_post_accumulate_grad_hook(self._backward) for parameter in trained)
+            known |= own
+        return handles
+
+    def _forward(self, entries: int, module: nn.Module, *given: Any) -> None:
+        if module not in self._used:  # a recurrent model calls it several times in one pass
+            self._used.add(module)
+            self._add(entries)
+
+    def _backward(self, parameter: torch.Tensor) -> None:
+        self._used.clear()
+        self._add((_PASSES - 1) * parameter.numel())
+
+    def _add(self, units: float) -> None:
+        self._done += units
+        percent = min(100, int(100 * self._done / self._whole))
+        if percent > self._told:
+            self._told = percent
+            self._tell(percent / 100)

@@ -21,7 +21,7 @@ from spardl.clusters.precompile import prepare
 from spardl.clusters.workers.processes import StopRequestedError
 from spardl.method.moving import double_momentum_warning
 from trainer.checkpoint import saved_by
-from trainer.display import make_display, show_activity
+from trainer.display import LogFile, make_display, show_activity
 from trainer.launch import Heartbeat, Launcher
 from trainer.learner import Plan, sample_optimizer
 from trainer.memory import available_bytes, check_address_space, memory_warning
@@ -248,13 +248,17 @@ class Experiment:
             self._write(run, status, **content)
 
     def _work(self, run: Run, cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
-        observers = self._observers(run) if cluster.leads else []
+        observers = self._observers(run, len(cluster.local_ranks) > 1) if cluster.leads else []
         try:
             summary = Trainer(self.plan, cluster, run, observers, device, heartbeat).fit()
             self._write_end(run, cluster, summary)
         except OSError as error:
             if text := disk_full_message(error):
                 raise StorageError(f"{text}, then continue with the same command and resume=auto") from error
+            raise
+        except SpardlError as error:
+            if cluster.leads:  # before the loggers are closed, which save the log
+                run.log(f"{error}")
             raise
         finally:
             for observer in observers:
@@ -270,13 +274,13 @@ class Experiment:
             about = {"caveats": self.caveats, "editions": editions(self.config)}
             run.write_summary({"id": run.id, "status": "finished", **about, **summary})
 
-    def _observers(self, run: Run) -> list[Observer]:
+    def _observers(self, run: Run, simulated: bool) -> list[Observer]:
         display = Guarded(make_display, "the display")
         # In a thread, because the other workers would wait for a slow logger.
         logger = BackgroundObserver(
             lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__)
         )
-        return [MetricsFile(run.metrics_file), display, logger]
+        return [MetricsFile(run.metrics_file), LogFile(run, simulated, self.caveats), display, logger]
 
 
 @contextmanager

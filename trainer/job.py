@@ -6,8 +6,7 @@ import os
 import re
 import shlex
 import sys
-import time
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -26,17 +25,16 @@ from trainer.experiment import Experiment
 from trainer.launch import WORKERS
 from trainer.observers import Wandb, without_run_id
 from trainer.runs import Run, UnfinishedError, finished_run
-from trainer.sweep import Outcome, Sweep
+from trainer.sweep import Outcome, part_of_sweep
 
 __all__ = ["attempt", "sweeping"]
 
 
-def attempt(config: DictConfig, sweep: Sweep | None = None) -> float | None:
+def attempt(config: DictConfig) -> float | None:
     """Trains one configuration, and reports at once what went wrong: one failed run does not end a sweep.
 
     Args:
         config: composed by Hydra, without its own node.
-        sweep: records the outcome, if the run belongs to a sweep.
 
     Returns:
         The metric of the last evaluation, which Hydra's sweepers compare; ``None`` where another process leads.
@@ -44,19 +42,17 @@ def attempt(config: DictConfig, sweep: Sweep | None = None) -> float | None:
     Raises:
         UnfinishedError: if the run failed or was stopped.
     """
-    outcome, began = sweep.begin() if sweep else Outcome(""), time.perf_counter()
-    try:
-        return _train(config, outcome)
-    except StoppedError as stopped:
-        outcome.state = "stopped"
-        code = say(
-            f"{stopped}; the same command with resume=auto continues", INTERRUPTED if stopped.interrupted else STOPPED
-        )
-    except (SpardlError, OmegaConfBaseException, OSError) as error:
-        which = f"{' '.join(HydraConfig.get().overrides.task)}: " if sweeping() else ""
-        code = complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
-    finally:
-        outcome.seconds = time.perf_counter() - began
+    with part_of_sweep() if sweeping() else nullcontext(Outcome("")) as outcome:
+        try:
+            return _train(config, outcome)
+        except StoppedError as stopped:
+            outcome.state, interrupted = "stopped", stopped.interrupted
+            code = say(
+                f"{stopped}; the same command with resume=auto continues", INTERRUPTED if interrupted else STOPPED
+            )
+        except (SpardlError, OmegaConfBaseException, OSError) as error:
+            which = f"{' '.join(HydraConfig.get().overrides.task)}: " if sweeping() else ""
+            code = complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
     raise UnfinishedError(code)
 
 
@@ -85,12 +81,12 @@ def _train(config: DictConfig, outcome: Outcome) -> float | None:
         done = finished_run(Path(config.output_dir), experiment.id)
         if done:
             print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
-            outcome.state, outcome.run = "skipped", done
+            outcome.state, outcome.folder = "skipped", str(done.folder)
             return done.metric()
     _give_each_run_its_wandb_id(experiment)
     with ExitStack() as stack:
         run = experiment.launcher.share(lambda: stack.enter_context(experiment.prepare()), experiment.given)
-        outcome.run = run
+        outcome.folder = str(run.folder)
         if run.finished:
             if not experiment.launcher.leads:
                 return None
@@ -122,9 +118,12 @@ def _begin(config: DictConfig, experiment: Experiment, run: Run) -> None:
     write_atomically(run.folder / "config.yaml", OmegaConf.to_yaml(config, resolve=True).encode())
     write_atomically(run.folder / "command.txt", _command().encode())
     restart = restart_warning(os.environ, resumes=bool(config.resume))
-    for notice in filter(None, (*experiment.caveats, *run.notices, *experiment.warnings(), restart)):
+    notices = [*filter(None, (*experiment.caveats, *run.notices, *experiment.warnings(), restart))]
+    for notice in notices:
         print(f"warning: {notice}", file=sys.stderr, flush=True)
-    print("; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place()))), flush=True)
+    place = "; ".join(filter(None, (f"run {run.id}: {run.folder}", experiment.logger.place())))
+    print(place, flush=True)
+    run.log("\n".join([f"$ {_command().strip()}", _plan(config), *(f"warning: {text}" for text in notices), place]))
 
 
 def _command() -> str:

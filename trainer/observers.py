@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import netrc
 import os
@@ -12,6 +13,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import count
@@ -52,8 +54,14 @@ class Observer:
     def note(self, text: str) -> None:
         """There is a line for the user, ``text``, before training starts."""
 
+    def warning(self, text: str) -> None:
+        """The warning ``text`` was printed during training."""
+
     def phase(self, what: str | None) -> None:
         """Another activity, ``what``, begins; ``None`` for regular training."""
+
+    def progress(self, fraction: float) -> None:
+        """``fraction`` of the current activity is done."""
 
     def step(self, step: int) -> None:
         """``step`` steps are done."""
@@ -112,9 +120,17 @@ class Forwarder(Observer):
         """Forwards the event."""
         self._forward("note", text)
 
+    def warning(self, text: str) -> None:
+        """Forwards the event."""
+        self._forward("warning", text)
+
     def phase(self, what: str | None) -> None:
         """Forwards the event."""
         self._forward("phase", what)
+
+    def progress(self, fraction: float) -> None:
+        """Forwards the event."""
+        self._forward("progress", fraction)
 
     def step(self, step: int) -> None:
         """Forwards the event."""
@@ -372,7 +388,7 @@ class Wandb(Logger):
             return _init(wandb, self, run, config, mode, next(numbers))
 
         # With its service stopped, W&B waits forever.
-        return _Retried(lambda: Bounded(lambda: _WandbObserver(start, self._chosen), self.timeout), _PAUSE)
+        return _Retried(lambda: Bounded(lambda: _WandbObserver(start, self._chosen, run), self.timeout), _PAUSE)
 
 
 class _Retried(Forwarder):
@@ -408,7 +424,7 @@ class _Retried(Forwarder):
 
 
 class _WandbObserver(Observer):
-    def __init__(self, start: Callable[[str], Any], mode: str) -> None:
+    def __init__(self, start: Callable[[str], Any], mode: str, run: Run) -> None:
         try:
             self._run = start(mode)
         except Exception as error:
@@ -420,6 +436,18 @@ class _WandbObserver(Observer):
             self._run.define_metric(axis)
         for kind in ("train", "eval"):
             self._run.define_metric(f"{kind}/*", step_metric="step")
+        self._save_log(run.log_file)
+
+    def _save_log(self, log: Path) -> None:
+        folder = Path(self._run.dir)
+        if not folder.is_dir():  # mode=disabled
+            return
+        # Under the name that W&B gives to captured output. W&B itself would link a file of another folder, with a
+        # warning on the terminal; a relative link survives a move of the run folder.
+        link = folder / "output.log"
+        with suppress(FileExistsError):  # W&B uses a folder again within the same second
+            link.symlink_to(os.path.relpath(log, folder))
+        self._run.save(glob.escape(str(link)), base_path=str(folder), policy="live")
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
         """Logs under ``train/`` or ``eval/``, and the three axes that W&B's charts can use."""

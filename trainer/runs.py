@@ -132,6 +132,11 @@ class Run:
         return self.folder / "summary.json"
 
     @property
+    def log_file(self) -> Path:
+        """Path of the console log: what the run printed, without the live bar of a terminal."""
+        return self.folder / "output.log"
+
+    @property
     def checkpoints(self) -> Path:
         """Folder of the checkpoints."""
         return self.folder / "checkpoints"
@@ -143,6 +148,12 @@ class Run:
     def write_summary(self, content: Mapping[str, Any]) -> None:
         """Writes status and metrics; non-finite values become ``null``."""
         write_atomically(self.summary_file, (to_json(content, indent=2) + "\n").encode())
+
+    def log(self, text: str) -> None:
+        """Appends a line to the console log."""
+        # A full disk is reported by the files that hold results.
+        with suppress(OSError), self.log_file.open("a") as file:
+            file.write(f"{text}\n")
 
     def read_summary(self) -> dict[str, Any]:
         """Reads the summary; an empty mapping without one."""

@@ -2,24 +2,36 @@
 
 from __future__ import annotations
 
+import json
+import os
+import secrets
+import shutil
 import sys
-from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from math import prod
+from pathlib import Path
+from time import perf_counter
+from typing import Any
 
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.hydra_config import HydraConfig
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.experimental.callback import Callback
+from omegaconf import DictConfig
 from rich.table import Table
 
+from spardl.basics.files import read_json, write_atomically
 from trainer.display import table_console
 from trainer.runs import Run, final_metric
 
-__all__ = ["Outcome", "Sweep", "sweep_words"]
+__all__ = ["Outcome", "SweepFolder", "part_of_sweep", "print_table", "sweep_words"]
 
 _WIDTH = 10_000  # of a pipe, so that no line is wrapped
+# Names the folder of outcomes to the runs, which a Hydra launcher may start in other processes or on other machines.
+_VARIABLE = "SPARDL_SWEEP_FOLDER"
 
 
 @dataclass
@@ -28,55 +40,76 @@ class Outcome:
 
     Attributes:
         words: settings that distinguish it from the other runs.
-        state: ``finished``, ``skipped`` because it was finished before, or ``failed``.
+        state: ``finished``, ``skipped`` because it was finished before, ``stopped`` or ``failed``.
         seconds: time in this command.
-        run: its folder; ``None`` if it has none.
+        folder: its folder; ``None`` if it has none.
     """
 
     words: str
     state: str = "failed"
     seconds: float = 0.0
-    run: Run | None = None
+    folder: str | None = None
 
 
-@dataclass
-class Sweep:
-    """The runs of one command, in the order in which they start in this process."""
+class SweepFolder(Callback):
+    """Names the folder of outcomes when a sweep starts; Hydra calls it in the process of the command."""
 
-    outcomes: list[Outcome] = field(default_factory=list)
+    def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
+        """Sets the environment variable that the runs inherit."""
+        folder = Path(config.hydra.sweep.dir).absolute() / f"outcomes-{secrets.token_hex(4)}"
+        os.environ[_VARIABLE] = str(folder)
 
-    def begin(self) -> Outcome:
-        """Prints which run of the sweep begins; call it in a job of a sweep."""
-        used = HydraConfig.get()
-        total = _count(sys.argv[1:])
-        of = f" of {total}" if total else ""
-        outcome = Outcome(" ".join(sweep_words(sys.argv[1:], used.overrides.task)) or "all settings as given")
-        print(f"run {used.job.num + 1}{of}: {outcome.words}", flush=True)
-        self.outcomes.append(outcome)
-        return outcome
 
-    def print_table(self) -> None:
-        """Prints metric, seconds, bytes and path of every run, including failed ones."""
-        if not self.outcomes:  # a launcher ran them in other processes
-            return
-        table = Table("", "run", "state", "metric", "seconds", "MB per worker", "path", box=None, pad_edge=False)
-        for number, outcome in enumerate(self.outcomes, 1):
-            table.add_row(str(number), outcome.words, outcome.state, *_figures(outcome))
-        table_console(_WIDTH).print(table)
+@contextmanager
+def part_of_sweep() -> Iterator[Outcome]:
+    """Prints which run of the sweep begins, and records its outcome when the body of the ``with`` statement ends."""
+    used, began = HydraConfig.get(), perf_counter()
+    total = _count(sys.argv[1:])
+    of = f" of {total}" if total else ""
+    outcome = Outcome(" ".join(sweep_words(sys.argv[1:], used.overrides.task)) or "all settings as given")
+    print(f"run {used.job.num + 1}{of}: {outcome.words}", flush=True)
+    _write(used.job.num, outcome)  # as failed, in case that its process dies
+    try:
+        yield outcome
+    finally:
+        outcome.seconds = perf_counter() - began
+        _write(used.job.num, outcome)
+
+
+def _write(number: int, outcome: Outcome) -> None:
+    if folder := os.environ.get(_VARIABLE):
+        with suppress(OSError):  # the run itself reports a full disk
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            write_atomically(Path(folder, f"{number}.json"), json.dumps(asdict(outcome)).encode())
+
+
+def print_table() -> None:
+    """Prints metric, seconds, bytes and path of every run of a sweep, including failed ones."""
+    if not (named := os.environ.pop(_VARIABLE, None)):
+        return
+    files = sorted(Path(named).glob("*.json"), key=lambda path: int(path.stem))
+    outcomes = [Outcome(**read_json(path)) for path in files]
+    shutil.rmtree(named, ignore_errors=True)
+    if not outcomes:
+        return
+    table = Table("", "run", "state", "metric", "seconds", "MB per worker", "path", box=None, pad_edge=False)
+    for number, outcome in enumerate(outcomes, 1):
+        table.add_row(str(number), outcome.words, outcome.state, *_figures(outcome))
+    table_console(_WIDTH).print(table)
 
 
 def _figures(outcome: Outcome) -> list[str]:
-    seconds, run = f"{outcome.seconds:.1f}", outcome.run
-    if run is None:
+    seconds = f"{outcome.seconds:.1f}"
+    if outcome.folder is None:
         return ["-", seconds, "-", "-"]
-    summary = run.read_summary()
+    summary = Run("", Path(outcome.folder)).read_summary()
     value = final_metric(summary)
     if value is None:
-        return ["-", seconds, "-", str(run.folder)]
+        return ["-", seconds, "-", outcome.folder]
     # The time of a skipped run is that of the command that trained it.
     seconds = f"{summary['wall_seconds']:.1f}" if outcome.state == "skipped" else seconds
     sent = summary["step_bytes"] * summary["steps"] / 1e6
-    return [f"{summary['metric']} {value:.4g}", seconds, f"{sent:.4g}", str(run.folder)]
+    return [f"{summary['metric']} {value:.4g}", seconds, f"{sent:.4g}", outcome.folder]
 
 
 def sweep_words(typed: Sequence[str], words: Sequence[str]) -> list[str]:

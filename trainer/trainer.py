@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -31,7 +32,7 @@ from trainer.checkpoint import (
     saved_workers,
 )
 from trainer.early_stopping import Stopper
-from trainer.estimate import Estimate, estimate
+from trainer.estimate import Estimate, estimate, tracking
 from trainer.learner import Learner, Plan, Settings, digest, evaluate
 from trainer.observers import Observer
 from trainer.report import environment
@@ -320,7 +321,10 @@ class Trainer:
         synchronizer.measures_residual = last or (
             self._stopper.watches and self._evaluates_after(self._progress.step + 1)
         )
-        losses = self._learner.step(self._progress.step)
+        passes = self._settings.accumulation * len(self._learner.workers)
+        slow = self._estimate and self._observers and self._progress.step == self._first
+        with tracking(self._learner.model, passes, partial(self._notify, "progress")) if slow else nullcontext():
+            losses = self._learner.step(self._progress.step)
         if last:
             synchronizer.end()
         if self._progress.step >= self._timed_from:
@@ -408,6 +412,7 @@ class Trainer:
         line = self._refusals.notice(dict(enumerate(gathered)))
         if line and self._cluster.leads:
             warn(line)
+            self._notify("warning", line)
         return self._refusals.total
 
     def _check_finite(self, step: int, *, evaluates: bool) -> None:

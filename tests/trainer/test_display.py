@@ -95,6 +95,19 @@ def test_a_line_names_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert capsys.readouterr().out.splitlines() == ["building the model ...", "evaluating ..."]
 
 
+def test_lines_of_a_long_step_say_how_much_is_done(
+    clock: Clock, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trainer.display._LONG", 10.0)
+    display = LineDisplay()
+    display.phase("first step, at least 44 s")
+    for fraction in (0.05, 0.1, 0.15, 0.2, 0.25):
+        clock.now += 4
+        display.progress(fraction)
+    display.close()
+    assert capsys.readouterr().out.splitlines() == ["first step, at least 44 s: 15% after 0:12"]
+
+
 def test_the_bar_names_what_takes_long_and_for_how_long(clock: Clock) -> None:
     display = TerminalDisplay(Console(file=io.StringIO(), force_terminal=True))
     shown = []
@@ -115,9 +128,18 @@ def test_the_bar_names_what_takes_long_and_for_how_long(clock: Clock) -> None:
     display.phase("evaluating")
     clock.now += 5
     look()
+    display.phase("first step")
+    display.progress(0.273)
+    clock.now += 7
+    look()
     display.close()
     texts = [(step, text.strip()) for step, text in shown]
-    assert texts == [("0/?", "building the model 1:12"), ("0/3", "left -:--"), ("1/3", "evaluating 0:05")]
+    assert texts == [
+        ("0/?", "building the model 1:12"),
+        ("0/3", "left -:--"),
+        ("1/3", "evaluating 0:05"),
+        ("1/3", "first step 27% 0:07"),
+    ]
 
 
 def show(display: Observer) -> None:

@@ -6,9 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
 
 from tests.support.driver import here, only_run, results
-from trainer.estimate import Estimate
+from trainer.estimate import Estimate, tracking
 from trainer.memory import Need
 
 NEED = Need(1_000_000_000, 500_000_000, 1_000_000_000, 500_000_000)
@@ -22,6 +24,23 @@ def test_the_line_names_time_and_memory() -> None:
     assert found.first == "first step, at least 25 s"
     assert "7:30 min for 30 steps" in Estimate(15.0, 30, 1, NEED).text
     assert "8.3 hours for 1000 steps" in Estimate(30.0, 1000, 1, NEED).text
+
+
+def test_the_progress_of_a_step_counts_both_passes() -> None:
+    shared = nn.Linear(4, 4)
+    model = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(4, 4))
+    told: list[float] = []
+    with tracking(model, 2, told.append):
+        for _ in range(2):
+            loss = model(torch.ones(1, 4)).sum()
+            before = told[-1]
+            loss.backward()
+    assert told == sorted(told)
+    assert told[-1] == 1.0
+    assert before == pytest.approx(0.5 + 1 / 6, abs=0.01)
+    model(torch.ones(1, 4)).sum().backward()
+    assert told[-1] == 1.0
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
 import signal
 import struct
@@ -17,6 +18,7 @@ from wandb.proto import wandb_internal_pb2
 
 from spardl.basics.errors import ConfigError
 from tests.support.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
+from trainer.display import LogFile
 from trainer.loggers import Csv, Several, TensorBoard
 from trainer.observers import Logger, MetricsFile, NoLogger, Observer, Wandb, logged_in, without_run_id
 from trainer.runs import Run
@@ -82,9 +84,14 @@ class FakeRun:
         self.summary: dict[str, Any] = {}
         self.finished = False
         self.axes: list[tuple[str, str | None]] = []
+        self.saved: list[tuple[str, str, str]] = []
+        self.dir = ""
 
     def define_metric(self, name: str, step_metric: str | None = None) -> None:
         self.axes.append((name, step_metric))
+
+    def save(self, glob_str: str, base_path: str, policy: str) -> None:
+        self.saved.append((glob_str, base_path, policy))
 
     def log(self, values: Mapping[str, float], step: int) -> None:
         self.logged.append((step, values))
@@ -106,6 +113,8 @@ class FakeWandb:
 
     def init(self, **values: Any) -> FakeRun:
         self.calls.append(values)
+        self.run.dir = f"{values['dir']}/files"
+        Path(self.run.dir).mkdir(exist_ok=True)
         if values["mode"] == "online" and not self.reachable:
             raise ConnectionError("no route\nto host")
         return self.run
@@ -203,6 +212,9 @@ def test_what_wandb_is_given(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert (call["id"], call["resume"]) == ((tmp_path / "wandb-id.txt").read_text(), "allow")
     assert fake.run.logged == [(5, {"train/loss": 0.5, "_timestamp": 7.0, "bytes": 80.0, "step": 5})]
     assert ("train/*", "step") in fake.run.axes
+    link = tmp_path / "files" / "output.log"
+    assert fake.run.saved == [(str(link), str(link.parent), "live")]
+    assert link.readlink() == Path("../output.log")
     assert fake.run.summary == {"best": 0.75}
     assert fake.run.finished
 
@@ -276,6 +288,35 @@ def test_a_run_resumes_as_the_same_wandb_run(tmp_path: Path) -> None:
     assert dict(logged) == {event["step"]: event["loss"] for event in events(folder) if event["kind"] == "train"}
     assert [step for step, _ in logged] == [1, 2, 3, 4, 3, 4]
     assert all(abs(row["_timestamp"] - time.time()) < 600 and row["bytes"] > 0 < row["seconds"] for row in rows)
+    saved = [file.path for each in whole if each.WhichOneof("record_type") == "files" for file in each.files.files]
+    assert saved.count("output.log") == 2
+    # Each part of the W&B run has the log of the whole run, which tells how it was resumed.
+    logs = {(file.parent / "files" / "output.log").read_text() for file in files}
+    (log,) = logs
+    lines = log.splitlines()
+    assert [line[:10] for line in lines if line.startswith("$ ")] == ["$ python t"] * 2
+    starts = [line[:19] for line in lines if line.startswith(("plan:", "run", "training:"))]
+    one = ["plan: spardl on res", f"run {summary(folder)['id']}: /tmp"[:19]]
+    assert starts == [*one, "training: step 0 of", *one, "training: step 2 of"]
+    assert sum(line.startswith("accuracy: ") for line in lines) == 2
+
+
+def test_the_log_has_the_error_of_a_run(tmp_path: Path) -> None:
+    assert here(*RUN, "optimizer.lr=1e30", f"output_dir={tmp_path / 'out'}") == 1
+    log = (only_run(tmp_path / "out") / "output.log").read_text()
+    assert re.search(r"\n.* at step \d+; lower optimizer.lr or set training.clip_norm, and start again", log)
+
+
+def test_the_log_has_warnings_and_no_activities(tmp_path: Path) -> None:
+    log = LogFile(Run("0", tmp_path), simulated=True)
+    log.begin(0, 5)
+    log.phase("evaluating")
+    log.warning("7 gradients were skipped")
+    log.close()
+    assert (tmp_path / "output.log").read_text().splitlines() == [
+        "training: step 0 of 5",
+        "warning: 7 gradients were skipped",
+    ]
 
 
 def wandb_records(file: Path) -> Iterator[Any]:

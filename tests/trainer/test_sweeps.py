@@ -5,18 +5,23 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import math
+import os
 import re
 import signal
+import sys
 from collections.abc import Callable, Iterator
 from itertools import product
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import yaml
+from hydra.core.config_store import ConfigStore
 from hydra.core.plugins import Plugins
-from hydra.core.utils import JobReturn, JobStatus
+from hydra.core.utils import JobReturn, JobStatus, run_job
 from hydra.plugins.launcher import Launcher
+from omegaconf import open_dict
 
 from tests.support.driver import ROOT, beside, command, here, only_run, summary, wait_until
 from trainer.command_line import STOPPED
@@ -119,7 +124,54 @@ def test_runs_in_other_processes_have_exit_codes(tmp_path: Path) -> None:
     lines = [line for line in done.stderr.splitlines() if "Error executing job" not in line]
     assert lines[0].startswith("error: optimizer.lr=1e+30 ")
     assert lines[-1] == "error: a run of the sweep failed, see above"
+    assert [line.split()[2] for line in done.stdout.splitlines()[-2:]] == ["failed", "finished"]
     assert sorted(summary(run)["status"] for run in tmp_path.glob("[!.]*")) == ["failed", "finished"]
+
+
+class ForkLauncher(Launcher):
+    """Runs each job in another process, like Hydra's own launchers for joblib and submitit."""
+
+    __module__ = "hydra_plugins.fork"  # Hydra takes plugins from there only
+
+    def setup(self, *, hydra_context: Any, task_function: Any, config: Any) -> None:
+        self._context, self._function, self._config = hydra_context, task_function, config
+
+    def launch(self, job_overrides: Any, initial_job_idx: int) -> list[JobReturn]:
+        return [self._fork(number, words) for number, words in enumerate(job_overrides, initial_job_idx)]
+
+    def _fork(self, number: int, words: Any) -> JobReturn:
+        if (pid := os.fork()) == 0:
+            config = self._context.config_loader.load_sweep_config(self._config, list(words))
+            with open_dict(config):
+                config.hydra.job.update(id=str(number), num=number)
+            done = run_job(self._function, config, "hydra.sweep.dir", "hydra.sweep.subdir", self._context)
+            sys.stdout.flush()
+            os._exit(done.status != JobStatus.COMPLETED)
+        if os.waitpid(pid, 0)[1]:
+            return JobReturn(status=JobStatus.FAILED, _return_value=UnfinishedError(1))
+        return JobReturn(status=JobStatus.COMPLETED)
+
+
+def test_the_table_has_runs_of_other_processes(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package, module = ModuleType("hydra_plugins"), ModuleType("hydra_plugins.fork")
+    package.__path__ = []
+    vars(module)["ForkLauncher"] = ForkLauncher
+    monkeypatch.setitem(sys.modules, package.__name__, package)
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    Plugins.instance().register(ForkLauncher)
+    node = {"_target_": "hydra_plugins.fork.ForkLauncher"}
+    ConfigStore.instance().store(group="hydra/launcher", name="fork", node=node)
+    words = ("-m", "hydra/launcher=fork", "optimizer.lr=0.05,-1,0.04", *QUICK, f"output_dir={tmp_path}")
+    assert here(*words) == 1
+    lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
+    assert "run 3 of 3: optimizer.lr=0.04" in lines
+    first, failed, last = lines[-3:]
+    assert first.startswith("1 optimizer.lr=0.05 finished accuracy")
+    assert re.fullmatch(r"2 optimizer.lr=-1 failed - [\d.]+ - -", failed)
+    assert last.startswith("3 optimizer.lr=0.04 finished accuracy")
+    assert not list(tmp_path.glob(".sweep/outcomes*"))
 
 
 @has("hydra_plugins.hydra_optuna_sweeper")

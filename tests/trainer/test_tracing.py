@@ -15,7 +15,7 @@ from trainer.experiment import experiment_id
 from trainer.tracing import TRACE
 
 
-def test_a_trace_names_the_phases_and_changes_no_result(tmp_path: Path) -> None:
+def test_a_trace_names_the_phases_and_changes_no_result(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("training.max_steps=5", "cluster.workers=2", "compressor=spardl", "training.eval_examples=8")
     for name in ("true", "false"):
         assert here(*words, f"training.profile={name}", f"output_dir={tmp_path / name}") == 0
@@ -28,6 +28,7 @@ def test_a_trace_names_the_phases_and_changes_no_result(tmp_path: Path) -> None:
     names = {event["name"] for event in ranges}
     assert names >= {f"spardl.{name}" for name in ("compute", "select", "pack", "communicate", "merge", "update")}
     assert sum(event["name"] == "spardl.compute" and event["ph"] == "X" for event in ranges) == 3
+    assert not capfd.readouterr().err  # of the profiler itself
 
 
 def test_the_id_does_not_depend_on_the_profile() -> None:

@@ -277,3 +277,11 @@ def test_no_process_is_left_behind(tmp_path: Path) -> None:
         assert not run.members()
     assert not [pid for pid, fields in processes().items() if fields[3] == str(os.getpid()) and fields[2] == "Z"]
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+@pytest.mark.slow
+def test_no_library_of_models_delays_the_plan() -> None:
+    """Their imports take seconds, and the plan appears before them."""
+    program = "import sys, train; print({'transformers', 'torchvision', 'timm', 'sklearn', 'wandb'} & {*sys.modules})"
+    done = command("-c", program, program=(sys.executable,))
+    assert done.stdout == "set()\n", done.stderr

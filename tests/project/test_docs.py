@@ -139,7 +139,8 @@ def _two_lines(cluster: ProcessGroupCluster) -> tuple[torch.Tensor, int]:
 def test_the_readme_s_two_lines() -> None:
     (one, steps), (other, _) = run_workers(2, _two_lines)
     assert torch.equal(one, other)
-    assert 0 < int((one != 0).sum()) < 20
+    # Of 820 entries, two workers send 3% each.
+    assert 0 < int((one != 0).sum()) < 50
     assert steps == 1
 
 

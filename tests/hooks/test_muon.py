@@ -71,13 +71,15 @@ def muon_and_adamw(model: nn.Module) -> Optimizers:
 class Loop:
     """A training loop with one or no handle."""
 
-    def __init__(self, handle_of: Callable[..., Any] | None, method: Any = WHOLE, **options: Any) -> None:
+    def __init__(
+        self, handle_of: Callable[..., Any] | None, method: Any = WHOLE, bucket_cap_mb: float = 25, **options: Any
+    ) -> None:
         self.model = Model()
         self.optimizers = muon_and_adamw(self.model)
         self.rates = [torch.optim.lr_scheduler.StepLR(each, 3, 0.5) for each in self.optimizers]
         self.called: nn.Module = self.model
         if handle_of is not alone:
-            self.called = DistributedDataParallel(self.model)
+            self.called = DistributedDataParallel(self.model, bucket_cap_mb=bucket_cap_mb)
         self.handle: Any = None
         if handle_of is not None:
             self.handle = handle_of(self.called, method, optimizer=self.optimizers, **options)
@@ -286,7 +288,7 @@ def test_trained_optimizers_are_taken_over() -> None:
         loop.run(range(3))
         plain = Loop(None)
         plain.run(range(6))
-        loop.handle = spardl.attach(loop.called, WHOLE, optimizer=loop.optimizers)  # type: ignore[arg-type]
+        loop.handle = spardl.attach(loop.called, WHOLE, optimizer=loop.optimizers[::-1])  # type: ignore[arg-type]
         continued = loop.run(range(3, 6))
         assert not any(each.state for each in loop.optimizers)
         return torch.allclose(continued, weights(plain.model), rtol=1e-3, atol=1e-4)
@@ -319,6 +321,22 @@ def clearing_one() -> None:
     loop.optimizers[0].step()
 
 
+def clearing_the_first_bucket() -> None:
+    loop = Loop(spardl.attach, PART, bucket_cap_mb=1e-5)
+    loop.step(0)
+    loop.step(1)
+    loop.optimizers[1].zero_grad()  # of the layers that come first in a backward pass
+    loop.backward(2)
+
+
+def touching_after_one_step() -> None:
+    loop = Loop(spardl.attach, PART)
+    loop.backward(0)
+    loop.optimizers[0].step()
+    nn.utils.clip_grad_norm_(others(loop.model), 1e9)
+    loop.optimizers[1].step()
+
+
 def moving_a_matrix() -> None:
     saved = Loop(spardl.attach, PART)
     saved.step(0)
@@ -345,6 +363,8 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (attached(muon_and_adamw, schedule="dear"), "schedule=dear supports one optimizer, got 2; use schedule=wfbp"),
     (attached(muon_and_adamw, scaler=GradScaler("cpu")), "scaler= supports one optimizer, got 2; train without"),
     (stepping_one, "step() of AdamW was not called after the last backward pass"),
+    (clearing_the_first_bucket, "call optimizer.zero_grad() before the first backward pass"),
+    (touching_after_one_step, "was changed between backward() and step(); delete clip_grad_norm_()"),
     (clearing_one, "call optimizer.zero_grad() before the first backward pass"),
     (moving_a_matrix, "Muon had other parameters; give each parameter the same optimizer as before"),
 ]

@@ -139,6 +139,18 @@ def test_finite_gradients_make_finite_updates(dtype: torch.dtype, factor: float)
             assert state.moments.variance.isfinite().all()
 
 
+@pytest.mark.parametrize("factor", [0.0, 0.95])
+def test_overflow_does_not_stay_in_the_momentum(factor: float) -> None:
+    """The difference of the largest numbers of both signs is infinite."""
+    limit = torch.finfo(torch.float32).max
+    rule = MuonMomentum(factor=factor)
+    moments = rule.init_moments(torch.zeros(6))
+    moments.matrices = (Matrix(0, 2, 3),)
+    for sign in (1, -1, 1):
+        rule.apply(torch.full((6,), sign * limit), moments)
+        assert moments.variance.isfinite().all()
+
+
 @pytest.mark.parametrize("workers", [1, 3])
 def test_equal_gradients_make_the_update_of_one_worker(workers: int) -> None:
     bench = Bench.build(Method(NoCompression(), Dense(), NoResidual(), MuonMomentum()), workers, 15)

@@ -4,6 +4,7 @@ from trainer.launch import ProcessGroup, Simulated
 from trainer.loggers import Csv, Several, TensorBoard
 from trainer.lr import Constant, Cosine, Exponential, LinearDecay, MultiStep
 from trainer.observers import NoLogger, Wandb
+from trainer.sweep import SweepFolder
 
 __all__ = [
     "Constant",
@@ -16,6 +17,7 @@ __all__ = [
     "ProcessGroup",
     "Several",
     "Simulated",
+    "SweepFolder",
     "TensorBoard",
     "Wandb",
 ]

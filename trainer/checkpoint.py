@@ -220,7 +220,7 @@ def saved_workers(checkpoint: Path) -> int:
 
 
 def saved_by(checkpoint: Path) -> str | None:
-    """Returns the id of the run that saved a checkpoint, or ``None`` if it is not stored.
+    """Returns the id of the run that saved a checkpoint, or ``None`` if the checkpoint does not record it.
 
     Raises:
         CheckpointError: if its manifest cannot be read.
@@ -379,7 +379,7 @@ class Restart:
         return part
 
     def shift(self, plan: Plan, step: int, shift: int, size: int) -> int:
-        """Computes the steps done, minus the steps that the same examples take at the new world size.
+        """Returns the number of steps done minus the number of steps for the same examples at the new world size.
 
         Training continues at the same place in the data: the order of examples does not depend on the world size, so
         the examples seen in an epoch are a prefix of it. Examples that do not fill a step at the new size are repeated.
@@ -387,7 +387,7 @@ class Restart:
         Args:
             plan: what to train and how.
             step: number of steps done.
-            shift: value of the checkpoint's run.
+            shift: this difference in the checkpoint; not 0 if its run had changed the world size before.
             size: new world size.
         """
         old, new = (plan.sampler(Worker(0, workers)).steps_per_epoch for workers in (self.before, size))

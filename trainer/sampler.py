@@ -168,10 +168,10 @@ class _Ahead:
             self._fault = fault
 
     def batches(self) -> list[Batch]:
-        """Waits for the batches.
+        """Waits until the batches are loaded, and returns them.
 
         Raises:
-            Exception: raised by the split in the thread.
+            Exception: any exception of the loading thread.
         """
         self._thread.join()
         if self._fault:

@@ -105,7 +105,7 @@ class Cluster(ABC):
 
     @abstractmethod
     def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
-        """Prepares one program per local rank to run while the workers compute, once it is released.
+        """Prepares one program per local rank, which starts when it is released and runs while the workers compute.
 
         Args:
             programs: one program per local rank, in the order of ``local_ranks``.

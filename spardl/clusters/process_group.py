@@ -688,7 +688,8 @@ def check_streams(streams: int, device: torch.device, throttle: Network | None) 
     # Throttling delays each thread alone, as if each had a full link.
     if streams > 1 and throttle is not None:
         raise ConfigError(
-            f"cluster.streams={streams} does not work with a throttle (each stream has a full link); use 1"
+            f"cluster.streams={streams} cannot be combined with a throttle, as each stream would have the full rate; "
+            "use 1"
         )
 
 

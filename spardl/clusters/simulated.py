@@ -496,7 +496,7 @@ class _Job:
         self.results: list[Any] | None = None
 
     def starts(self) -> list[float]:
-        """Time at which each worker released the job."""
+        """Returns the time at which each worker allowed the job to start."""
         missing = set(range(len(self.programs))) - set(self.released)
         if missing:
             raise ProgramError(f"a result is requested, but rank {min(missing)} has not released its program")

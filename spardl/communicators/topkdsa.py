@@ -56,13 +56,13 @@ METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", res
 
 @dataclass(frozen=True)
 class TopkDSA(Communicator[SparseCompressor, State]):
-    """Sums sparse vectors region by region, and gathers the regions in the shorter format.
+    """Sums sparse vectors region by region, and gathers each region in sparse or dense format, whichever is shorter.
 
     Args:
         bucket: Number of peers that a worker sends to in one round; more peers mean fewer rounds and the same number of
             messages.
-        dense_above: Share of all entries above which the regions are sent dense. 1/2 minimizes words; the published
-            baseline switches at 1/3.
+        dense_above: Share of all entries above which the regions are sent dense. 1/2 minimizes the words sent; the
+            published baseline switches at 1/3.
 
     Raises:
         ConfigError: If a value is out of range.

@@ -56,10 +56,11 @@ class EF21State(State):
 
 @dataclass(frozen=True)
 class ARCTopKEF21(ARCTopK):
-    """Sends the largest rows of the change of every matrix, and averages everything sent so far.
+    """Sends the rows of each matrix's running mean gradient that changed most since they were sent.
 
-    The average includes momentum: use an optimizer without momentum, such as SGD with ``momentum=0``. If the number of
-    workers changes, the average restarts from zero. The other arguments are those of :class:`ARCTopK`.
+    The average of all rows sent so far estimates the average gradient. The running mean acts as momentum: use an
+    optimizer without momentum, such as SGD with ``momentum=0``. If the number of workers changes, the average restarts
+    from zero. The other arguments are those of :class:`ARCTopK`.
 
     Args:
         share: Share of a new gradient in the running mean, in (0, 1]; 1 is EF21 without momentum.

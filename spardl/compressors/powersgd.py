@@ -35,8 +35,8 @@ class PowerSGDState(State):
     """State of PowerSGD, equal on all workers.
 
     Attributes:
-        basis: Tensor of shape (sum of rank * columns,): orthonormal columns for each compressed matrix that span the
-            row space found in the last step; empty without warm start.
+        basis: Orthonormal bases of the row space found in the last step, one for each compressed matrix, flattened:
+            shape (sum of rank * columns of the matrix,); empty without warm start.
     """
 
     basis: Tensor

@@ -49,7 +49,7 @@ class TernGrad(CodeCompressor):
 
     @property
     def own_mass(self) -> Mass:
-        """Treatment of the unsent part: without clipping, nothing is lost on average."""
+        """Treatment of the unsent part; without clipping, the expected error is zero."""
         return Mass.UNBIASED if self.clip is None else self.mass
 
     def __post_init__(self) -> None:

@@ -523,7 +523,9 @@ class _Cost(NamedTuple):
 def _check(option: str, names: Sequence[str], known: Mapping[str, Any]) -> None:
     unknown = [name for name in names if name not in known]
     if unknown or not names:
-        raise ConfigError(f"{option} must be some of {', '.join(known)}, got {', '.join(unknown) or 'none'}")
+        raise ConfigError(
+            f"{option} must be one or more of {', '.join(known)}, got {', '.join(unknown) or 'an empty list'}"
+        )
 
 
 def _why_not(name: str, profile: Profile) -> str | None:

@@ -394,7 +394,7 @@ class Averager:
         return next((at for at, (group, own) in groups if wanted == (tuple(range(*group.tensors)), own.dtype)), None)
 
     def take_back(self, numbers: Sequence[int] | None = None) -> None:
-        """Returns to copied gradients for some parameters, for all if ``numbers`` is ``None``."""
+        """Stops sharing the memory of DDP's buckets for some parameters (``None``: all), whose gradients are copied."""
         groups = self.engine.gradient_state.groups
         for lent in sorted(self._lent):
             if numbers is None or any(number in range(*groups[lent].tensors) for number in numbers):

@@ -176,7 +176,7 @@ class MethodState:
         if finite and not values["memory"].isfinite().all():
             raise ValueError("residual contains a NaN or an infinity")
         if values.get("matrices", []) != list(map(list, self.moments.matrices)):
-            raise ValueError("Muon had other parameters; give each parameter the same optimizer as before")
+            raise ValueError("Muon updated other parameters; give each parameter the same optimizer as before")
         counts = {"step": values["step"], "refused": values["refused"], "updates": values.get("updates", 0)}
         for name, count in counts.items():
             if type(count) is not int or count < 0:

@@ -84,10 +84,11 @@ class Residual(ABC):
 
     @abstractmethod
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Turns the vector after a synchronization into the new residual, in place.
+        """Converts the accumulated vector into the new residual, in place, after a synchronization.
 
         Args:
-            accumulated: Vector after the program has taken and added entries.
+            accumulated: Gradient plus residual, without the entries that the program sent, and with those that it
+                returned to this worker.
             final: Indices of the final result: int64, shape (m,), strictly increasing.
         """
 

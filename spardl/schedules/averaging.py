@@ -21,7 +21,7 @@ __all__ = ["Averaging", "ModelUpdate", "gradient_of"]
 
 
 def gradient_of(gradient: Storage, group: Group) -> Tensor:
-    """Gradient of a group, and later its average, as a view of shape (m,)."""
+    """Returns a view, shape (m,), of a group's gradient; it holds the average after the synchronization."""
     return gradient.cut(gradient.vectors, group.entries)
 
 

@@ -154,7 +154,9 @@ class Dear(Schedule):
             if not (is_number(int, value) and value >= least) and not (name == "layers" and value is None):
                 raise ConfigError(f"schedule.{name} must be a whole number, at least {least}, got {value!r}")
         if self.trials and self.layers is not None:
-            raise ConfigError("schedule.trials tunes the group size; use schedule.layers=null with it")
+            raise ConfigError(
+                "schedule.trials tunes the group size, which schedule.layers fixes; use schedule.layers=null with it"
+            )
         if self.trials:
             self._tuner()
 

@@ -374,11 +374,11 @@ class Engine(ABC):
 class Schedule(ABC):
     """A way to interleave communication with computation.
 
-    A schedule is immutable; the state of a training is in its ``Engine``.
+    A schedule is immutable; the state of a training run is in its ``Engine``.
 
     Attributes:
         name: Name of the schedule in configurations.
-        alone: Whether each worker's optimizer makes its own steps and keeps its own state.
+        alone: Whether workers step their optimizers independently, so that the states of the optimizers differ.
     """
 
     name: ClassVar[str]

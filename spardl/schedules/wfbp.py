@@ -149,7 +149,7 @@ class InBackward(Engine):
     # --- state, as handles change it
 
     def return_unused(self) -> None:
-        """Returns the averages that no update used to the residuals."""
+        """Adds averages that no update applied to the residuals again."""
         self._scaling.return_unused(self.gradient_state.states, remembers=self.gradient_state.remembers)
 
     def reset(self) -> None:
@@ -185,7 +185,7 @@ def check_megabytes(name: str, value: object) -> None:
         ConfigError: If the value is not a number that is at least 0.
     """
     if not is_number(float, value) or not (isinstance(value, int | float) and value >= 0) or math.isnan(value):
-        raise ConfigError(f"{name} must be a number of megabytes, at least 0 (0: one per layer), got {value!r}")
+        raise ConfigError(f"{name} must be a number of megabytes, at least 0 (0: one group per layer), got {value!r}")
 
 
 @dataclass(frozen=True)

@@ -351,7 +351,7 @@ class PortableFinder(Finder):
     def reaching(
         self, values: Tensor, part: Range, bound: float, most: int, touched: Sequence[Tensor]
     ) -> Tensor | None:
-        """Searches the list if it suffices, otherwise the range."""
+        """Finds entries of at least ``bound``: in the list if it has all of them, otherwise in the whole range."""
         listed, least = self._lists.get((part.start, part.stop), (None, math.inf))
         if listed is None or touched or (bound < least and listed.numel() <= most):
             return super().reaching(values, part, bound, most, touched)

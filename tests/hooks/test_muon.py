@@ -366,7 +366,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (clearing_the_first_bucket, "call optimizer.zero_grad() before the first backward pass"),
     (touching_after_one_step, "was changed between backward() and step(); delete clip_grad_norm_()"),
     (clearing_one, "call optimizer.zero_grad() before the first backward pass"),
-    (moving_a_matrix, "Muon had other parameters; give each parameter the same optimizer as before"),
+    (moving_a_matrix, "Muon updated other parameters; give each parameter the same optimizer as before"),
 ]
 
 

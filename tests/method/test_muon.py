@@ -172,7 +172,7 @@ def test_state_names_its_matrices() -> None:
     saved = state.state_dict()
     state.load_state_dict(saved)
     state.moments.matrices = (Matrix(3, 3, 3),)
-    with pytest.raises(ValueError, match="Muon had other parameters; give each parameter the same optimizer"):
+    with pytest.raises(ValueError, match="Muon updated other parameters; give each parameter the same optimizer"):
         state.check(saved)
 
 

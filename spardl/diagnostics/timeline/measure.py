@@ -267,7 +267,7 @@ class Clock:
         return event
 
     def between(self, start: Any, stop: Any) -> float:
-        """Seconds between two marks, after ``settle``."""
+        """Returns the seconds between two marks; call ``settle`` first."""
         return float(start.elapsed_time(stop)) / 1e3 if self._on_gpu else float(stop - start)
 
     def settle(self) -> None:

@@ -16,7 +16,7 @@ import spardl
 
 WINDOW, BATCH, WIDTH, STEPS = 32, 16, 64, 100
 
-text = "\n\n".join(topics[name] for name in sorted(topics))  # that of help()
+text = "\n\n".join(topics[name] for name in sorted(topics))  # the texts of help()
 alphabet = sorted(set(text))
 characters = torch.tensor(list(map({each: i for i, each in enumerate(alphabet)}.get, text)))
 

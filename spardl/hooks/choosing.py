@@ -144,7 +144,7 @@ def check_update(
         raise ConfigError(f"clip_norm must be a number above 0, or None, got {clip_norm!r}")
     if not optimizers:
         raise ConfigError(
-            f"clip_norm={clip_norm} needs optimizer= (SGD, Adam or AdamW of torch.optim) to clip each worker's "
+            f"clip_norm={clip_norm} needs optimizer= (SGD, Adam, AdamW or Muon of torch.optim) to clip each worker's "
             "gradient before compression; pass it, or call clip_grad_norm_() between backward() and step()"
         )
     if not isinstance(schedule, Dear) and not method.momentum.moved:
@@ -269,15 +269,21 @@ def update_facts(
         matrices: parameters of shape (a, b) whose update Muon computes.
 
     Returns:
-        Function that returns the current learning rates, weight decays and names of frozen parameters; it returns an
-        empty dict without an optimizer.
+        Function that returns the current parameter groups, learning rates, weight decays and names of frozen
+        parameters; it returns an empty dict without an optimizer.
     """
+    names = {parameter: name for name, parameter in named}
 
     def update() -> dict[str, Any]:
         if not optimizers:
             return {}
         found: dict[str, Any] = {}
-        for number, group in enumerate(group for optimizer in optimizers for group in optimizer.param_groups):
+        groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+        for number, group in enumerate(groups):
+            if len(groups) > 1:
+                found[f"parameters of parameter group {number}"] = sorted(
+                    names[each] for each in group["params"] if each in names
+                )
             for key, name in (("lr", "learning rate"), ("weight_decay", "weight decay")):
                 if key in group:
                     found[f"{name} of parameter group {number}"] = float(group[key])

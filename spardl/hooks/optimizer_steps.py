@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import partial
+from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -23,7 +24,7 @@ from spardl.basics.weakrefs import weak_method
 from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager, Named
 from spardl.hooks.choosing import check_known
 from spardl.method.method import Method
-from spardl.schedules.apply_update import ApplyUpdate
+from spardl.schedules.apply_update import ApplyUpdate, take_over
 
 __all__ = [
     "GradientMarks",
@@ -84,15 +85,19 @@ class GradientMarks:
         self._version_steps: int | None = None
 
     def set(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Remembers the current gradients of the parameters, and no others."""
-        self._marks = {
-            each: (weakref.ref(each.grad), each.grad._version) for each in parameters if each.grad is not None
-        }
+        """Remembers the current gradients of the parameters; those of others stay as they are."""
+        for each in parameters:
+            self._marks.pop(each, None)
+            if each.grad is not None:
+                self._marks[each] = weakref.ref(each.grad), each.grad._version
 
     def clear(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
         """Forgets the gradients of some ``parameters``, of all if ``None``."""
         for each in list(self._marks) if parameters is None else parameters:
             self._marks.pop(each, None)
+
+    def __contains__(self, parameter: nn.Parameter) -> bool:
+        return parameter in self._marks
 
     def pop(self, parameter: nn.Parameter) -> bool | None:
         """Forgets a parameter's gradient; returns whether it is unchanged, or ``None`` if it was not remembered."""
@@ -160,7 +165,6 @@ class StepGuard:
         # Parameters with a backward pass since the last averages, and those whose gradient was not zero before it.
         self._passed: set[nn.Parameter] = set()
         self._mixed: dict[nn.Parameter, str] = {}
-        self._parameters = [each.parameter for each in named]
         # Gradients that the last step applied. The next pass sorts them into those that were not cleared, and the rest.
         self._applied_marks = GradientMarks()
         self._stale: dict[nn.Parameter, str] = {}
@@ -277,9 +281,10 @@ class StepGuard:
         self._applying = optimizer if optimizer in self._pending else None
         self._pending.discard(optimizer)
 
-    def _after_step(self, *_: object) -> None:
+    def _after_step(self, optimizer: torch.optim.Optimizer, *_: object) -> None:
         if self._applying:
-            self._applied_marks.set(self._parameters)
+            # The loop may already have cleared the gradients of another optimizer.
+            self._applied_marks.set(each for group in optimizer.param_groups for each in group["params"])
             self._stale.clear()
             self._cleared.clear()
         self._applying = None
@@ -474,6 +479,8 @@ class OptimizerSteps:
         elif not delayed:
             self._watch = PassWatch(trained, carries=method.carries)
         self._marks = GradientMarks()
+        # Norm of all averages of this step, if the loop has clipped them.
+        self._norm: float | None = None
         self._trained = [each.parameter for each in trained]
         self._warned = False
 
@@ -488,9 +495,7 @@ class OptimizerSteps:
         if self._plain:
             gradient, carried = averager.gradient, averager.engine.gradient_state
             stale = self._state_replaced and carried.states[0][0].step > 0
-            scale = averager.engine.scale
-            for each in self._plain:
-                each.take_over(carried, gradient.names, gradient.parameters, scale, stale=stale)
+            take_over(self._plain, carried, gradient.names, gradient.parameters, averager.engine.scale, stale=stale)
         self._state_replaced = False
 
     def ignores(self, parameters: Iterable[Tensor]) -> bool:
@@ -537,6 +542,7 @@ class OptimizerSteps:
         """Remembers the gradients at the end of a backward pass: they are what the optimizer must apply."""
         if self._plain and not self._delayed:
             self._marks.set(self._trained)
+            self._norm = None
 
     @property
     def updates(self) -> bool:
@@ -567,12 +573,31 @@ class OptimizerSteps:
         if not changed:
             _check_values(averager, parameters, self._clip_norm)
         elif self._clip_norm is None:
-            raise _changed_gradient(averager, changed[0], None)
+            self._check_touched(averager, parameters, changed)
         else:
-            _undo_clipping(averager, parameters, self._clip_norm)
+            if self._norm is None:
+                # Before the gradients of the first optimizer are cleared.
+                self._norm = _norm_of(average for _, average in _averages(averager, self._trained))
+            _undo_clipping(averager, parameters, self._clip_norm, self._norm)
             if not self._warned:
                 warn_clipped(self._clip_norm)
                 self._warned = True
+
+    def _check_touched(
+        self, averager: Averager, parameters: Sequence[nn.Parameter], changed: Sequence[nn.Parameter]
+    ) -> None:
+        """Accepts ``changed`` gradients of ``parameters`` that equal the averages, if another optimizer touched them.
+
+        Raises:
+            ConfigError: if one of them was changed, or touched by anything else.
+        """
+        own = set(parameters)
+        # Views of one DDP bucket share a version counter, which zero_grad() of another optimizer increases.
+        cleared = {_storage(each) for each in self._trained if each not in own and each not in self._marks}
+        for parameter, average in _averages(averager, changed):
+            assert parameter.grad is not None
+            if _storage(parameter) not in cleared or not averager.is_unchanged(parameter.grad, average):
+                raise _changed_gradient(averager, parameter, None)
 
     def forget(self) -> None:
         """Forgets all gradients, because the handle's state was replaced."""
@@ -643,7 +668,11 @@ def _changed_gradient(averager: Averager, parameter: nn.Parameter, clip_norm: fl
     )
 
 
-def _undo_clipping(averager: Averager, parameters: Iterable[nn.Parameter], clip_norm: float) -> None:
+def _norm_of(averages: Iterable[Tensor]) -> float:
+    return math.sqrt(sum(float(each.square().sum(dtype=torch.float64)) for each in averages))
+
+
+def _undo_clipping(averager: Averager, parameters: Iterable[nn.Parameter], clip_norm: float, whole_norm: float) -> None:
     """Restores averages that the loop clipped with ``clip_grad_norm_`` to the limit of the handle.
 
     Each worker's gradient is already clipped before it becomes an update, and the update must not be clipped again.
@@ -652,6 +681,7 @@ def _undo_clipping(averager: Averager, parameters: Iterable[nn.Parameter], clip_
         averager: averager of the handle.
         parameters: parameters that the optimizer is about to update.
         clip_norm: limit of the handle.
+        whole_norm: norm of the averages of all optimizers; the loop may have clipped them together.
 
     Raises:
         ConfigError: if they were changed in another way.
@@ -659,9 +689,9 @@ def _undo_clipping(averager: Averager, parameters: Iterable[nn.Parameter], clip_
     pairs = list(_averages(averager, parameters))
     if all(parameter.grad is not None and averager.is_unchanged(parameter.grad, each) for parameter, each in pairs):
         return
-    norm = math.sqrt(sum(float(each.square().sum(dtype=torch.float64)) for _, each in pairs))
+    norms = (whole_norm, _norm_of(each for _, each in pairs))
     # The loop may have clipped before or after a GradScaler unscaled the gradients.
-    for multiple in (1.0, 1 / averager.engine.scale):
+    for norm, multiple in product(norms, (1.0, 1 / averager.engine.scale)):
         limited = multiple * clip_norm / (norm * multiple + 1e-6)
         if all(torch.allclose(each.grad, average * limited, rtol=1e-2) for each, average in pairs):  # type: ignore[arg-type]
             for parameter, average in pairs:

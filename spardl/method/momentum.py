@@ -474,7 +474,7 @@ class AdamMomentum(Momentum):
             wide = wide / moments.scale
         update = self._update(gradient, wide, moments)
         if self.measures:
-            if _measures_at(moments.step):
+            if _measures_at(moments.step, len(update)):
                 positions = _sample_positions(len(update), moments.step).to(update.device)
                 moments.sample = update[positions].to(torch.float32) / moments.scale
             # Apply the factor before the residual: unsent entries keep the factor of their step, so no mass is created
@@ -507,7 +507,7 @@ class AdamMomentum(Momentum):
             Nothing.
         """
         sample, moments.sample = moments.sample, None
-        if worker.size == 1 or not _measures_at(moments.step):
+        if worker.size == 1 or not _measures_at(moments.step, len(moments.variance)):
             return
         if sample is None:
             # The gradient was not finite. NaN tells the other workers, so that all of them keep the old spread.
@@ -522,7 +522,7 @@ class AdamMomentum(Momentum):
 
     def measure_cost(self, worker: Worker, length: int, step: int) -> Cost | None:
         """Cost of an all-gather of the samples, in the steps that compare them."""
-        if not self.measures or worker.size == 1 or not _measures_at(step):
+        if not self.measures or worker.size == 1 or not _measures_at(step, length):
             return None
         words = (worker.size - 1) * _sample_size(length)
         return Cost(Bounds.exactly(log2_ceil(worker.size)), Bounds.exactly(words))
@@ -538,9 +538,10 @@ class AdamMomentum(Momentum):
         return limits.max / 2, True
 
 
-def _measures_at(step: int) -> bool:
-    """Whether workers compare updates in this synchronization, counted from 0."""
-    return step % _PERIOD == 0 or step in _EARLY
+def _measures_at(step: int, length: int) -> bool:
+    """Whether workers compare updates with ``length`` entries in this synchronization, counted from 0."""
+    # A bucket is empty if all of its parameters are.
+    return length > 0 and (step % _PERIOD == 0 or step in _EARLY)
 
 
 def _sample_size(length: int) -> int:

@@ -56,6 +56,12 @@ def _adam(group: _Group) -> Momentum:
 
 
 def _muon(group: _Group) -> Momentum:
+    # torch checks shapes in the constructor only, not in add_param_group().
+    if (other := next((each for each in group["params"] if each.ndim != 2), None)) is not None:
+        raise ConfigError(
+            f"Muon has a parameter of shape {tuple(other.shape)}, but updates matrices only; give it to another "
+            "optimizer (optimizer=[muon, adamw])"
+        )
     if (ratio := group["adjust_lr_fn"]) not in _MUON_RATIOS:
         raise ConfigError(
             f"Muon(adjust_lr_fn={ratio!r}) is unknown; use one of {', '.join(filter(None, _MUON_RATIOS))}"

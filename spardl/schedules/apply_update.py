@@ -25,7 +25,7 @@ from spardl.method.moving import (
 from spardl.method.muon import MuonMomentum
 from spardl.schedules.gradient_state import GradientState
 
-__all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "unwrap"]
+__all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "take_over", "unwrap"]
 
 
 # Delayed updates of some parameters.
@@ -104,7 +104,7 @@ class ApplyUpdate:
     adjusts the learning rate of averages to the shape of each matrix.
 
     Args:
-        optimizer: Optimizer whose state can be kept before compression. It keeps its state until ``take_over``.
+        optimizer: Optimizer whose state can be kept before compression. It keeps its state until ``free``.
         momentum: Momentum before compression that replaces the optimizer's state.
         check: Called with the parameters before each step; it may raise an error.
 
@@ -181,63 +181,51 @@ class ApplyUpdate:
                         parameter.mul_(1 - rate * decay)
                     parameter.add_(average, alpha=-step_size(optimizer, group, parameter))
 
-    def take_over(
-        self,
-        carried: GradientState,
-        names: Sequence[str],
-        parameters: Sequence[nn.Parameter],
-        scale: float,
-        *,
-        stale: bool,
-    ) -> None:
-        """Moves the optimizer's state to this worker's moments and frees it; call this between two steps.
+    @property
+    def trained(self) -> bool:
+        """Whether the optimizer has state: it trained without averages, or loaded a checkpoint of such a training."""
+        return bool(self._optimizer.state)
 
-        An optimizer has state if it has trained without averages, or has loaded a checkpoint of such a training.
+    @property
+    def has_matrices(self) -> bool:
+        """Whether the optimizer is Muon, whose moments have no count of steps."""
+        return isinstance(self._rule, MuonMomentum)
+
+    @property
+    def kind(self) -> str:
+        """Name of the optimizer's class."""
+        return type(self._optimizer).__name__
+
+    def steps(self, parameters: Iterable[nn.Parameter]) -> int:
+        """Largest number of steps in the optimizer's state for some ``parameters``."""
+        # Other optimizers have some of them.
+        return max((int(self._optimizer.state.get(each, {}).get("step", 0)) for each in parameters), default=0)
+
+    def convert(self, parameters: Sequence[nn.Parameter], steps: int) -> dict[int, ConvertedMoments | None]:
+        """Converts the optimizer's state to moments of this worker.
 
         Args:
-            carried: Moments of this worker, which receive the state.
-            names: Names of the parameters, in the order of ``carried``.
-            parameters: Parameters in the same order.
-            scale: Loss scale of the gradients in the moments (a factor).
-            stale: Whether ``carried`` was loaded after the optimizer's state was saved; the state is then only freed.
+            parameters: Parameters of the workers, in the order of their moments.
+            steps: Number of steps that the moments of all optimizers have from here on.
+
+        Returns:
+            Moments of the optimizer's own parameters by number, ``None`` for those that lack them; empty if it has no
+            state and needs none.
         """
-        if not self._optimizer.state:
-            return
         groups = {each: group for group in self._optimizer.param_groups for each in group["params"]}
-        # Other optimizers have the other parameters.
-        own = [number for number, parameter in enumerate(parameters) if parameter in groups]
-        states = [self._optimizer.state.get(parameters[number], {}) for number in own]
-        if not stale and any(states):
-            updates = max((int(state.get("step", 0)) for state in states), default=0)
-            # The momentum is that of all optimizers, this rule that of one of them.
-            counts = not isinstance(self._rule, MuonMomentum)
-            found = {
-                number: convert_moments(self._momentum, groups[parameters[number]], state, parameters[number], updates)
-                if counts
-                else muon_moments(state, parameters[number])
-                for number, state in zip(own, states, strict=True)
-            }
-            lacking = [names[number] for number, moments in found.items() if moments is None]
-            if lacking:
-                self._warn_of(lacking, len(own))
-            else:
-                _copy({number: each for number, each in found.items() if each is not None}, carried, scale)
-                # Muon has no count of steps.
-                if counts:
-                    carried.count_updates(updates)
-        # The optimizer's state would go stale: its own step no longer sees gradients.
-        self._free()
+        own = {number: each for number, each in enumerate(parameters) if each in groups}
+        states = {number: self._optimizer.state.get(each, {}) for number, each in own.items()}
+        if not any(states.values()) and (self.has_matrices or not steps):
+            return {}
+        if self.has_matrices:
+            return {number: muon_moments(states[number], each) for number, each in own.items()}
+        return {
+            number: convert_moments(self._momentum, groups[each], states[number], each, steps)
+            for number, each in own.items()
+        }
 
-    def _warn_of(self, lacking: Sequence[str], averaged: int) -> None:
-        warnings.warn(
-            f"spardl: {type(self._optimizer).__name__} has no trained moments for {len(lacking)} of the {averaged} "
-            f"averaged parameters (first: {lacking[0]}), so all moments are dropped and those before compression "
-            "continue without them; expect larger updates for some dozens of steps, or restart the learning-rate "
-            "warm-up",
-            stacklevel=4,
-        )
-
-    def _free(self) -> None:
+    def free(self) -> None:
+        """Frees the optimizer's state, which would go stale: its own step no longer sees gradients."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 self._optimizer.state.pop(parameter, None)
@@ -266,9 +254,62 @@ def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[
     return arguments[:1], {**options, "closure": lambda: loss}
 
 
+def take_over(
+    optimizers: Sequence[ApplyUpdate],
+    carried: GradientState,
+    names: Sequence[str],
+    parameters: Sequence[nn.Parameter],
+    scale: float,
+    *,
+    stale: bool,
+) -> None:
+    """Moves the state of optimizers to this worker's moments and frees it; call this between two steps.
+
+    Args:
+        optimizers: Optimizers of different parameters.
+        carried: Moments of this worker, which receive the state.
+        names: Names of the parameters, in the order of ``carried``.
+        parameters: Parameters in the same order.
+        scale: Loss scale of the gradients in the moments (a factor).
+        stale: Whether ``carried`` was loaded after the optimizers' states were saved; these are then only freed.
+    """
+    if not any(each.trained for each in optimizers):
+        return
+    if not stale:
+        # All optimizers with a count of steps share that of ``carried``.
+        steps = max(each.steps(parameters) for each in optimizers)
+        found: dict[int, ConvertedMoments | None] = {}
+        for each in optimizers:
+            moments = each.convert(parameters, steps)
+            if each.has_matrices:
+                _copy(moments, carried, scale)
+            else:
+                found |= moments
+        lacking = [number for number, moments in found.items() if moments is None]
+        if lacking:
+            kinds = " and ".join(dict.fromkeys(each.kind for each in optimizers if not each.has_matrices))
+            _warn_of(kinds, [names[number] for number in lacking], len(found))
+        elif found:
+            _copy(found, carried, scale)
+            carried.count_updates(steps)
+    for each in optimizers:
+        each.free()
+
+
+def _warn_of(kinds: str, lacking: Sequence[str], averaged: int) -> None:
+    warnings.warn(
+        f"spardl: {kinds} has no trained moments for {len(lacking)} of the {averaged} "
+        f"averaged parameters (first: {lacking[0]}), so all moments are dropped and those before compression "
+        "continue without them; expect larger updates for some dozens of steps, or restart the learning-rate "
+        "warm-up",
+        stacklevel=4,
+    )
+
+
 @torch.no_grad()
-def _copy(found: Mapping[int, ConvertedMoments], carried: GradientState, scale: float) -> None:
+def _copy(found: Mapping[int, ConvertedMoments | None], carried: GradientState, scale: float) -> None:
     for number, moments in found.items():
+        assert moments is not None
         _, velocity, variance = carried.of(number)
         velocity.copy_(moments.velocity * scale)
         variance.copy_(moments.variance)

@@ -42,6 +42,14 @@ def synchronize(named: Any, method: Any = "spardl", timeout: float = 10, **optio
         synchronizer.detach()
 
 
+def grouped(rank: int) -> None:
+    """Parameter groups with equal learning rates but different parameters."""
+    named = [("first", nn.Parameter(torch.ones(9))), ("second", nn.Parameter(torch.ones(9)))]
+    rates = zip(named[:: 1 - 2 * rank], (0.1, 0.2), strict=True)
+    groups = [{"params": [parameter], "lr": rate} for (_, parameter), rate in rates]
+    synchronize(named, optimizer=torch.optim.SGD(groups))
+
+
 def attached(method: str, **options: Any) -> None:
     ddp = DistributedDataParallel(nn.Linear(20, 5))
     handle = spardl.attach(ddp, method, timeout=10, **options)
@@ -112,6 +120,10 @@ HANDLES: list[tuple[Callable[[int], Any], str]] = [
     (
         lambda rank: attached("spardl", density=[0.01, 0.02][rank]),
         "rank 1 has density=0.02, rank 0 has density=0.01",
+    ),
+    (
+        grouped,
+        "rank 1 has parameters of parameter group 0=['second'], rank 0 has parameters of parameter group 0=['first']",
     ),
     (
         lambda rank: sharded("spardl", density=[0.01, 0.02][rank]),

@@ -288,7 +288,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"schedule": Wfbp(), "bucket_mb": 5}, "bucket_mb has no effect on a schedule object"),
     ({"schedule": "dear"}, "schedule=dear runs the optimizer's step itself; pass optimizer= to attach()"),
     ({"schedule": "dear", "optimizer": 3}, "or a list of several, got 3"),
-    ({"clip_norm": 1.0}, "clip_norm=1.0 needs optimizer= (SGD, Adam or AdamW of torch.optim)"),
+    ({"clip_norm": 1.0}, "clip_norm=1.0 needs optimizer= (SGD, Adam, AdamW or Muon of torch.optim)"),
     ({"schedule": "dear", "optimizer": "sgd", "clip_norm": -1}, "clip_norm must be a number above 0"),
     ({"schedule": "dear", "optimizer": "lbfgs", "recipe": "published"}, "optimizer=LBFGS needs all gradients at once"),
     ({"schedule": "dear", "optimizer": "sgd", "method": "oktopk"}, "cannot be split into a reduce-scatter and an"),

@@ -246,6 +246,16 @@ def test_single_worker_measures_nothing() -> None:
         assert same_bits(*(bench.step([gradient])[0] for bench in benches))
 
 
+@pytest.mark.parametrize("workers", [1, 3])
+def test_empty_bucket_is_not_measured(workers: int) -> None:
+    """All parameters of a bucket may be empty."""
+    bench = Bench.build(sparse(MEASURED), workers, 0)
+    for _ in range(3):
+        bench.step([torch.zeros(0, dtype=torch.float64)] * workers)
+    assert factors(bench) == [1.0] * workers
+    assert bench.method.cost(Context(Worker(0, 3), bench.states[0].layout, 0)).rounds.high < 10
+
+
 def test_measurement_has_the_stated_cost() -> None:
     plain, measured = (Bench.build(sparse(rule), 3, 600) for rule in (AdamMomentum((0.0, 0.9)), MEASURED))
     more = []

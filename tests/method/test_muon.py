@@ -221,6 +221,13 @@ def test_same_optimizer_twice_is_refused() -> None:
         optimizers_of([own, own])
 
 
+def test_parameter_without_two_dimensions_is_refused() -> None:
+    own = muon()
+    own.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+    with pytest.raises(ConfigError, match=r"Muon has a parameter of shape \(3,\), but updates matrices only; give it"):
+        joint_rule([own])
+
+
 def test_unknown_ratio_of_a_group_is_refused() -> None:
     own = muon()
     own.param_groups[0]["adjust_lr_fn"] = "other"

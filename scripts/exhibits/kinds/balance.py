@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from scripts.exhibits.base import Basis, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, plain
 from scripts.exhibits.failures import failed
@@ -255,7 +255,7 @@ class Balance(Planned):
     title: str
     source: str
     shows: str
-    plans: Mapping[str, BalancePlan]
+    plans: ByScale[BalancePlan]
     network: str
     basis: Basis = BASIS
     note: str = ""

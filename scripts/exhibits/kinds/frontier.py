@@ -10,7 +10,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from scripts.benchmarks.ddp_hooks import ALONE
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means
 from scripts.exhibits.charts.palette import looks
@@ -75,7 +75,7 @@ class Frontier(Exhibit):
     source: str
     shows: str
     basis: Basis
-    courses: Mapping[str, Sequence[Course]]
+    courses: ByScale[Sequence[Course]]
     note: str = field(default="", kw_only=True)
     leads: bool = field(default=False, kw_only=True)
 

@@ -115,7 +115,7 @@ def fail(node: Node, where: str, words: str) -> NoReturn:
     Args:
         node: Node with the error.
         where: What the node belongs to.
-        words: What is wrong and what to do.
+        words: The error and the way out.
 
     Raises:
         ConfigError: always.

@@ -249,7 +249,7 @@ class Frontier(Exhibit):
                 ]
             rows.append(Row(f"{entrant.name}, {1000 * gbit:g} Mbit/s", cells, [job, course.pacing(gbit)]))
         columns = ("whole training", "seconds put together", "by the clock", "ratio", "ratio of bytes", "losses")
-        return Table(f"{course.name}: what is put together, checked", columns, rows)
+        return Table(f"{course.name}: combined figures, checked", columns, rows)
 
     # --- figures
 

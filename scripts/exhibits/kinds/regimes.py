@@ -252,7 +252,7 @@ class Regimes(Exhibit):
                 for method, outcome in lost
                 if outcome.reason is not None
             ]
-            return [Table(f"{self.title}: what was not counted", ("method", "result"), rows)]
+            return [Table(f"{self.title}: not counted", ("method", "result"), rows)]
         jobs = self.jobs(scale)
         return [self._reach(costs, jobs), self._published(costs, jobs)]
 

@@ -101,7 +101,7 @@ def _train(config: DictConfig, outcome: Outcome) -> float | None:
         except KeyboardInterrupt:
             continuing = _how_to_continue(run)
             if experiment.launcher.leads:
-                run.log_end(continuing)
+                run.log_end(f"error: {continuing}")
             raise KeyboardInterrupt(continuing) from None
         outcome.state = "finished"
         return run.metric() if experiment.launcher.leads else None

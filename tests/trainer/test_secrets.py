@@ -147,7 +147,7 @@ def test_a_run_that_is_interrupted(place: Path) -> None:
         wait_until(lambda: steps_logged(place / "out") >= 2 or run.ended())
         run.kill(signal.SIGINT)
         assert run.wait(20) == 130
-    assert "\ninterrupted; the same command" in (only_run(place / "out") / "output.log").read_text()
+    assert "\nstopped at step " in (only_run(place / "out") / "output.log").read_text()
     assert summary(only_run(place / "out"))["status"] == "stopped"
 
 

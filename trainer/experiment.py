@@ -219,9 +219,11 @@ class Experiment:
             self.launcher.launch(lambda *worker: self._work(run, *worker), run.folder)
         except StoppedError as error:
             self._write_outcome(run, "stopped", reason=str(error))
+            self._log_end(run, error)
             raise
         except SpardlError as error:
             self._write_outcome(run, "failed", reason=str(error))
+            self._log_end(run, error)
             raise
         except StopRequestedError:
             self._write_outcome(run, "stopped", reason="stopped on request before training began")
@@ -238,6 +240,10 @@ class Experiment:
     def _write(self, run: Run, status: str, **content: Any) -> None:
         if self.launcher.leads:
             run.write_summary({"id": run.id, "status": status, "caveats": self.caveats, **content})
+
+    def _log_end(self, run: Run, error: SpardlError) -> None:
+        if self.launcher.leads:
+            run.log_end(_end(error))
 
     def _write_outcome(self, run: Run, status: str, **content: Any) -> None:
         if run.read_summary().get("status") == "finished":
@@ -258,7 +264,7 @@ class Experiment:
             raise
         except SpardlError as error:
             if cluster.leads:  # before the loggers are closed, which save the log
-                run.log(f"{error}")
+                run.log_end(_end(error))
             raise
         finally:
             for observer in observers:
@@ -281,6 +287,10 @@ class Experiment:
             lambda: Guarded(lambda: self.logger.open(run, self.config), type(self.logger).__name__)
         )
         return [MetricsFile(run.metrics_file), LogFile(run, simulated, self.caveats), display, logger]
+
+
+def _end(error: SpardlError) -> str:
+    return str(error) if isinstance(error, StoppedError) else f"error: {error}"
 
 
 @contextmanager

@@ -99,7 +99,10 @@ def _train(config: DictConfig, outcome: Outcome) -> float | None:
         except StopRequestedError:  # a KeyboardInterrupt as well, but main() reports it in other words
             raise
         except KeyboardInterrupt:
-            raise KeyboardInterrupt(_how_to_continue(run)) from None
+            continuing = _how_to_continue(run)
+            if experiment.launcher.leads:
+                run.log_end(f"error: {continuing}")
+            raise KeyboardInterrupt(continuing) from None
         outcome.state = "finished"
         return run.metric() if experiment.launcher.leads else None
 

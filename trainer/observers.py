@@ -445,7 +445,8 @@ class _WandbObserver(Observer):
         # Under the name that W&B gives to captured output. W&B itself would link a file of another folder, with a
         # warning on the terminal; a relative link survives a move of the run folder.
         link = folder / "output.log"
-        with suppress(FileExistsError):  # W&B uses a folder again within the same second
+        # W&B uses a folder again within the same second, and some file systems have no links.
+        with suppress(OSError):
             link.symlink_to(os.path.relpath(log, folder))
         self._run.save(glob.escape(str(link)), base_path=str(folder), policy="live")
 

@@ -151,9 +151,18 @@ class Run:
 
     def log(self, text: str) -> None:
         """Appends a line to the console log."""
-        # A full disk is reported by the files that hold results.
-        with suppress(OSError), self.log_file.open("a") as file:
+        # A full disk is reported by the files that hold results. The log is UTF-8 whatever the terminal uses.
+        with suppress(OSError), self.log_file.open("a", encoding="utf-8", errors="backslashreplace") as file:
             file.write(f"{text}\n")
+
+    def log_end(self, text: str) -> None:
+        """Appends why the run ends early, unless the worker that leads has done so."""
+        try:
+            logged = self.log_file.read_bytes().endswith(f"{text}\n".encode(errors="backslashreplace"))
+        except OSError:
+            logged = False
+        if not logged:
+            self.log(text)
 
     def read_summary(self) -> dict[str, Any]:
         """Reads the summary; an empty mapping without one."""

@@ -8,9 +8,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
 from scripts.exhibits.charts.palette import Look
+from scripts.exhibits.declared import Keys
 from scripts.exhibits.jobs import Job, Outcome, Training
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.records import RecordStore
@@ -18,7 +19,7 @@ from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import Tried
 from spardl.basics.errors import ConfigError
 
-__all__ = ["INSTEAD", "SCALES", "SWEEPS", "Basis", "Exhibit", "Picture", "Planned", "Results", "at"]
+__all__ = ["INSTEAD", "SCALES", "SWEEPS", "Basis", "ByScale", "Exhibit", "Picture", "Planned", "Results", "at"]
 
 # Size presets from seconds to a cluster. An exhibit without plans for "evening" uses those of "laptop".
 SCALES = ("smoke", "laptop", "evening", "paper")
@@ -32,6 +33,9 @@ EARLY = (
 )
 
 T = TypeVar("T")
+# A choice for each size preset; a preset that another one replaces may be missing.
+SIZES = Keys(tuple(each for each in SCALES if each not in INSTEAD), tuple(INSTEAD))
+ByScale: TypeAlias = Annotated[Mapping[str, T], SIZES]
 
 
 def at(scale: str, choices: Mapping[str, T]) -> T:
@@ -210,7 +214,7 @@ class Planned(Exhibit):
         plans: Plan by size preset; each has a ``cost``, its approximate duration.
     """
 
-    plans: Mapping[str, Any]
+    plans: ByScale[Any]
 
     def cost(self, scale: str) -> str:
         """Approximate duration of the jobs."""

@@ -5,7 +5,7 @@ The annotations of a class are its schema. In addition to plain YAML:
 - ``$name`` stands for a definition, also as a part of command words, and as an item for all items of a list.
 - A key ``one & other`` gives both keys the same value.
 - ``from: $name`` in a mapping takes the keys of a definition that the mapping does not set itself.
-- Where a mapping of any names is expected, a list of mappings is their union in this order.
+- Where a mapping of any names is expected, a list of mappings is their union in this order; names must differ.
 - Command words (``tuple[str, ...]``) are one text or a list; ``!words`` marks words where any value is allowed.
 - A named tuple can be a list of its fields, or the value of its first field if that is the only one without a default.
 """
@@ -19,78 +19,107 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
 import yaml
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, first_line
 
-__all__ = ["Definitions", "Reader", "Variants", "entries", "parse"]
+__all__ = ["Definitions", "Keys", "Node", "Reader", "Variants", "entries", "fail", "meant", "parse"]
 
 Node: TypeAlias = Any  # yaml.Node; PyYAML is not typed
 Definitions: TypeAlias = Mapping[str, Node]
 # Classes by the value of ``kind:``, for abstract classes.
 Variants: TypeAlias = Mapping[type, Mapping[str, type]]
 
-MARK, AND, FROM, KIND, WORDS = "$", " & ", "from", "kind", "!words"
-PLAIN: Mapping[str, Callable[[str], Any]] = types.MappingProxyType(
-    {
-        "tag:yaml.org,2002:null": lambda _: None,
-        "tag:yaml.org,2002:bool": lambda text: text.lower() in ("true", "yes", "on"),
-        "tag:yaml.org,2002:int": lambda text: int(text.replace("_", "")),
-        "tag:yaml.org,2002:float": lambda text: float(text.replace("_", "")),
-        "tag:yaml.org,2002:str": str,
-        WORDS: lambda text: tuple(shlex.split(text)),
-    }
-)
+MARK, AND, FROM, KIND, WORDS, NULL = "$", " & ", "from", "kind", "!words", "tag:yaml.org,2002:null"
 NOTHING: Mapping[type, Mapping[str, Any]] = types.MappingProxyType({})
 NAMED: Mapping[type, str] = types.MappingProxyType(
     {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
 )
 
 
+class Keys(NamedTuple):
+    """Keys of a mapping, in ``Annotated[Mapping[str, T], Keys(...)]``.
+
+    Attributes:
+        required: Keys that must be there.
+        optional: Further keys that may be there.
+    """
+
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
+
+
 def parse(path: Path) -> Node:
     """The root node of a YAML file.
 
     Raises:
-        ConfigError: if the file is not valid YAML.
+        ConfigError: if the file is not valid YAML, or empty.
     """
     with path.open("rb") as file:
         try:
-            return yaml.compose(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+            node = yaml.compose(file, Loader=getattr(yaml, "CSafeLoader", yaml.SafeLoader))
         except yaml.MarkedYAMLError as error:
             line = error.problem_mark.line + 1 if error.problem_mark else 1
             raise ConfigError(f"{path.name}:{line}: not valid YAML: {error.problem}") from error
+        except yaml.YAMLError as error:  # such as a control character
+            raise ConfigError(f"{path.name}: not valid YAML: {first_line(error)}") from error
+    if node is None:
+        raise ConfigError(f"{path.name} is empty; restore it")
+    return node
 
 
-def entries(node: Node, where: str, required: Sequence[str] = ()) -> dict[str, Node]:
+def entries(node: Node, where: str, keys: Keys | None = None) -> dict[str, Node]:
     """Nodes by key of a mapping.
 
     Args:
         node: Node of the mapping.
         where: What the mapping declares, for errors.
-        required: Keys that must be there.
+        keys: Its keys; ``None`` for any.
 
     Raises:
-        ConfigError: if the node is no mapping, a key stands there twice, or one is missing.
+        ConfigError: if the node is no mapping, or a key is unknown, repeated or missing.
     """
     if not isinstance(node, yaml.MappingNode):
-        _fail(node, where, f"expected keys and values, got {_shown(node)}")
+        fail(node, where, f"expected keys and values, got {_shown(node)}")
     found: dict[str, Node] = {}
     for key, value in node.value:
+        if not isinstance(key, yaml.ScalarNode):
+            fail(key, where, f"expected a name as key, got {_shown(key)}")
         for name in key.value.split(AND):
             if name in found:
-                _fail(key, where, f"{name!r} is given twice; remove one")
+                fail(key, where, f"{name!r} is given twice; remove one")
             found[name] = value
-    for name in required:
-        if name not in found:
-            _fail(node, where, f"{name!r} is missing")
+    if keys:
+        _check_keys(found, keys, node, where)
     return found
 
 
-def _fail(node: Node, where: str, words: str) -> NoReturn:
+def _check_keys(found: Mapping[str, Node], keys: Keys, node: Node, where: str) -> None:
+    known = (*keys.required, *keys.optional)
+    for name, value in found.items():
+        if name not in known:
+            fail(value, where, f"unknown key {name!r}; {meant(name, known)}")
+    for name in keys.required:
+        if name not in found:
+            fail(node, where, f"{name!r} is missing")
+
+
+def fail(node: Node, where: str, words: str) -> NoReturn:
+    """Reports an error with file and line.
+
+    Args:
+        node: Node with the error.
+        where: What the node belongs to.
+        words: The error and the way out.
+
+    Raises:
+        ConfigError: always.
+    """
     mark = node.start_mark
     raise ConfigError(f"{Path(mark.name).name}:{mark.line + 1}: {where}: {words}")
 
@@ -101,10 +130,49 @@ def _shown(node: Node) -> str:
     return "a list" if isinstance(node, yaml.SequenceNode) else "a mapping"
 
 
-def _meant(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """Way out for an unknown name."""
+def meant(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
+    """Suggestion for an unknown name.
+
+    Args:
+        name: The unknown name.
+        known: Names that exist.
+    """
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
+
+
+def _value(node: Node, where: str) -> Any:
+    """Value of a scalar by the rules of YAML."""
+    try:
+        return yaml.constructor.SafeConstructor().construct_object(node)
+    except yaml.YAMLError:  # such as an unknown tag
+        fail(node, where, f"expected a value, got {_shown(node)}")
+
+
+def _split(node: Node, where: str) -> list[str]:
+    try:
+        return shlex.split(node.value)
+    except ValueError as error:
+        fail(node, where, f"{_shown(node)} cannot be split into words: {error}")
+
+
+def _named(node: Node) -> Iterator[str]:
+    """Names after ``$`` in a node and its parts."""
+    if isinstance(node, yaml.ScalarNode):
+        yield from (word.removeprefix(MARK) for word in node.value.split() if word.startswith(MARK))
+    for each in node.value if isinstance(node, yaml.CollectionNode) else ():
+        for part in each if isinstance(each, tuple) else (each,):
+            yield from _named(part)
+
+
+def _check_circles(definitions: Definitions) -> None:
+    """Raises if a definition leads back to itself: reading it would not end."""
+    uses = {name: [each for each in _named(node) if each in definitions] for name, node in definitions.items()}
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+        fail(definitions[circle[0]], circle[0], f"refers to itself: {' -> '.join(reversed(circle))}; break the circle")
 
 
 class _Field(NamedTuple):
@@ -115,7 +183,7 @@ class _Field(NamedTuple):
 @cache
 def _schema(cls: type) -> dict[str, _Field]:
     """Fields of a dataclass or a named tuple."""
-    hints = get_type_hints(cls)
+    hints = get_type_hints(cls, include_extras=True)
     if dataclasses.is_dataclass(cls):
         missing = dataclasses.MISSING
         return {
@@ -135,6 +203,9 @@ class Reader:
         variants: Classes that ``kind:`` chooses from.
         functions: Package whose functions a value can name as ``module.function``.
         named: Values by name, for classes whose values the file cannot declare.
+
+    Raises:
+        ConfigError: if a definition refers to itself.
     """
 
     def __init__(
@@ -144,6 +215,7 @@ class Reader:
         functions: str,
         named: Mapping[type, Mapping[str, Any]] = NOTHING,
     ) -> None:
+        _check_circles(definitions)
         self._definitions = definitions
         self._variants = variants
         self._functions = functions
@@ -164,7 +236,7 @@ class Reader:
         node = self._followed(node, where)
         origin, args = get_origin(kind), get_args(kind)
         if origin in (Union, types.UnionType):
-            if node.tag == "tag:yaml.org,2002:null":
+            if node.tag == NULL:
                 return None
             (kind,) = (each for each in args if each is not type(None))
             return self.read(kind, node, where, **given)
@@ -185,6 +257,9 @@ class Reader:
     def _generic(self, kind: Any, node: Node, where: str) -> Any:
         """A value of a class with parameters, or any value."""
         origin, args = get_origin(kind), get_args(kind)
+        if origin is Annotated:
+            _check_keys(self._union(node, where), args[1], node, where)
+            return self.read(args[0], node, where)
         if origin is tuple or origin is Sequence:
             return self._tuple(args if origin is tuple else (args[0], ...), node, where)
         if origin is Mapping:
@@ -196,22 +271,22 @@ class Reader:
         while isinstance(node, yaml.ScalarNode) and node.value.startswith(MARK) and " " not in node.value:
             name = node.value.removeprefix(MARK)
             if name not in self._definitions:
-                _fail(node, where, f"{node.value} is not defined; {_meant(name, self._definitions)}")
+                fail(node, where, f"{node.value} is not defined; {meant(name, self._definitions)}")
             node = self._definitions[name]
         return node
 
     def _any(self, node: Node, where: str) -> Any:
         if isinstance(node, yaml.ScalarNode):
-            return self._words(node, where) if node.tag == WORDS else PLAIN[node.tag](node.value)
+            return self._words(node, where) if node.tag == WORDS else _value(node, where)
         if isinstance(node, yaml.SequenceNode):
             return tuple(self._any(each, where) for each in self._items(node, where))
-        _fail(node, where, "expected a value or a list, got a mapping")
+        fail(node, where, "expected a value or a list, got a mapping")
 
     def _tuple(self, kinds: tuple[Any, ...], node: Node, where: str) -> tuple[Any, ...]:
         if kinds[-1] is not Ellipsis:
             nodes = list(self._items(node, where))
             if len(nodes) != len(kinds):
-                _fail(node, where, f"expected {len(kinds)} values, got {len(nodes)}")
+                fail(node, where, f"expected {len(kinds)} values, got {len(nodes)}")
             return tuple(self.read(kind, each, where) for kind, each in zip(kinds, nodes, strict=True))
         kind = kinds[0]
         if get_origin(kind) is tuple and isinstance(node, yaml.MappingNode):
@@ -225,7 +300,7 @@ class Reader:
     def _items(self, node: Node, where: str) -> Iterator[Node]:
         """Items of a list; an item that names a list stands for its items."""
         if not isinstance(node, yaml.SequenceNode):
-            _fail(node, where, f"expected a list, got {_shown(node)}")
+            fail(node, where, f"expected a list, got {_shown(node)}")
         for each in node.value:
             found = self._followed(each, where)
             if found is not each and isinstance(found, yaml.SequenceNode):
@@ -236,7 +311,9 @@ class Reader:
     def _words(self, node: Node, where: str) -> tuple[str, ...]:
         """Words of a text, with those that its definitions stand for."""
         found: list[str] = []
-        for word in shlex.split(node.value):
+        if node.tag == NULL:
+            fail(node, where, f"expected text, got {_shown(node)}; remove the key")
+        for word in _split(node, where):
             if word.startswith(MARK):
                 named = self._followed(yaml.ScalarNode(node.tag, word, node.start_mark), where)
                 found += self.read(tuple[str, ...], named, where)
@@ -250,7 +327,10 @@ class Reader:
             return entries(node, where)
         found: dict[str, Node] = {}
         for each in node.value:
-            found |= self._union(self._followed(each, where), where)
+            for name, value in self._union(self._followed(each, where), where).items():
+                if name in found:
+                    fail(each, where, f"{name!r} is given twice; remove one")
+                found[name] = value
         return found
 
     def _function(self, node: Node, where: str) -> Any:
@@ -258,28 +338,30 @@ class Reader:
         try:
             home = import_module(f"{self._functions}.{module}")
         except (ModuleNotFoundError, ValueError):
-            _fail(node, where, f"expected module.function, got {_shown(node)}")
+            fail(node, where, f"expected module.function, got {_shown(node)}")
         if name not in home.__all__:
-            _fail(node, where, f"{module} has no function {name!r}; {_meant(name, home.__all__)}")
+            fail(node, where, f"{module} has no function {name!r}; {meant(name, home.__all__)}")
         return getattr(home, name)
 
     def _scalar(self, kind: type, node: Node, where: str) -> Any:
         wrong = f"expected {NAMED[kind]}, got {_shown(node)}"
-        if not isinstance(node, yaml.ScalarNode) or node.tag not in PLAIN:
-            _fail(node, where, wrong)
-        value = PLAIN[node.tag](node.value)
+        if not isinstance(node, yaml.ScalarNode):
+            fail(node, where, wrong)
+        value = _value(node, where)
         if kind is float and not isinstance(value, bool):
             try:
                 return float(value)  # YAML takes 1e-3 for text
             except (TypeError, ValueError):
-                _fail(node, where, wrong)
+                fail(node, where, wrong)
         if type(value) is not kind:
-            _fail(node, where, f"{wrong}; put it in quotes" if kind is str else wrong)
+            fail(node, where, f"{wrong}; put it in quotes" if kind is str else wrong)
         return value
 
     def _chosen(self, names: Mapping[str, Any], node: Node, where: str) -> Any:
+        if not isinstance(node, yaml.ScalarNode):
+            fail(node, where, f"expected a name, got {_shown(node)}; choose from {', '.join(names)}")
         if node.value not in names:
-            _fail(node, where, f"{_shown(node)} does not exist; {_meant(str(node.value), names)}")
+            fail(node, where, f"{_shown(node)} does not exist; {meant(str(node.value), names)}")
         return names[node.value]
 
     def _record(self, cls: type, node: Node, where: str, given: Mapping[str, Any]) -> Any:
@@ -289,16 +371,16 @@ class Reader:
         found = self._complete(node, where)
         if cls in self._variants:
             if KIND not in found:
-                _fail(node, where, f"{KIND!r} is missing; choose from {', '.join(self._variants[cls])}")
+                fail(node, where, f"{KIND!r} is missing; choose from {', '.join(self._variants[cls])}")
             cls = self._chosen(self._variants[cls], found.pop(KIND), f"{where}, {KIND}")
         schema = _schema(cls)
         for key, value in found.items():
             if key not in schema or key in given:
                 known = [name for name in schema if name not in given]
-                _fail(value, where, f"unknown key {key!r}; {_meant(key, known)}")
+                fail(value, where, f"unknown key {key!r}; {meant(key, known)}")
         missing = [name for name, each in schema.items() if each.required and name not in found and name not in given]
         if missing:
-            _fail(node, where, f"{missing[0]!r} is missing")
+            fail(node, where, f"{missing[0]!r} is missing")
         values = {name: self.read(schema[name].kind, each, f"{where}, {name}") for name, each in found.items()}
         return cls(**given, **values)
 
@@ -312,10 +394,12 @@ class Reader:
 
     def _short(self, cls: type, node: Node, where: str) -> Any:
         """A named tuple, as a list of its fields or the value of its first one."""
+        if cls in self._variants:
+            fail(node, where, f"expected keys and values with {KIND!r}, got {_shown(node)}")
         schema = _schema(cls)
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
         required = sum(each.required for each in schema.values())
-        if cls in self._variants or not issubclass(cls, tuple) or not required <= len(nodes) <= len(schema):
-            _fail(node, where, f"expected {', '.join(schema)}, got {_shown(node)}")
+        if not issubclass(cls, tuple) or not required <= len(nodes) <= len(schema):
+            fail(node, where, f"expected {', '.join(schema)}, got {_shown(node)}")
         fields = zip(schema.items(), nodes, strict=False)
         return cls(*(self.read(each.kind, own, f"{where}, {name}") for (name, each), own in fields))

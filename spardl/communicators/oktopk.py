@@ -9,9 +9,9 @@ gather; (P-1)/bucket + 3 ceil(log2 P) rounds, plus one to balance. Counts, which
 (P/2) ceil(log2 P) + P-1 words. Every ``threshold_period`` steps, all non-zero sums are gathered instead of the k
 largest, up to 2kP words. Every ``repartition_period`` steps, new borders cost as many words as the counts.
 
-The paper assumes that a reused threshold selects about k entries. While residuals grow from zero, it selects several
-times as many. This library therefore limits every selection, of a worker's entries and of the sums, to 4k/3 entries: a
-larger one is cut to the k largest, where each region contributes its largest sums in proportion to its count. A
+The paper assumes that a reused threshold selects about k entries. While residuals grow from zero, it selects several k.
+This library therefore limits every selection, of a worker's entries and of the sums, to 4k/3 entries: a larger one is
+cut to the k largest, where each region contributes its largest sums in proportion to its count. A
 threshold that is evaluated early (``reevaluate_beyond``, also an addition) is found among 4k/3 such sums, so it can
 miss one of the k largest sums in a region with more than its share of them. The residual keeps everything that is cut
 or missed.

@@ -1,4 +1,4 @@
-"""Muon before compression: each worker orthogonalizes the momentum of its own gradients, and updates are averaged.
+"""Muon before compression: each worker orthogonalizes the momentum of its gradients, and updates are averaged.
 
 Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; Liu et al., Muon is Scalable for
 LLM Training, arXiv 2502.16982 (learning rates by shape). The arithmetic is that of ``torch.optim.Muon``.

@@ -21,7 +21,7 @@ from torch import Tensor
 from scripts import choices
 from scripts.exhibits import base, jobs
 from scripts.exhibits.claims import judging
-from scripts.exhibits.claims.catalogue import CLAIMS
+from scripts.exhibits.claims.catalogue import load_all
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.method.method import Method
@@ -72,7 +72,7 @@ def judged(steps: int = STEPS) -> Any:
         job: jobs.Outcome(Path("x"), {"metric": "loss", "final": {"loss": loss}, "best": loss, "steps": steps})
         for job, loss in zip(exhibit.jobs("paper"), losses, strict=True)
     }
-    (claim,) = (each for each in CLAIMS if each.name == "SparDL: accuracy against dense")
+    (claim,) = (each for each in load_all() if each.name == "SparDL: accuracy against dense")
     return judging.judge(claim, {claim.exhibit: exhibit}, "paper", base.Results(Path("x"), found)).finding
 
 

@@ -63,7 +63,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
     for module in (reproduce, claims):
         monkeypatch.setattr(module, "catalogue", lambda: {"x.y": exhibit})
     monkeypatch.setattr(reproduce, "papers", lambda: {"x.y": "Paper"})
-    monkeypatch.setattr(claims_catalogue, "CLAIMS", (claim,))
+    monkeypatch.setattr(claims_catalogue, "load_all", lambda: (claim,))
 
 
 class Clone:

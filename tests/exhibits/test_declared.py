@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from scripts.exhibits import declared
+from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.papers import catalogue
 from spardl.basics.errors import ConfigError
@@ -28,7 +29,7 @@ exhibits:
     shows: nothing
     methods: [$sparse, {dense: compressor=none}]
     plans:
-      smoke & laptop: {cases: [$task], words: cluster.workers=2, seeds: [1], cost: seconds}
+      smoke & laptop & paper: {cases: [$task], words: cluster.workers=2, seeds: [1], cost: seconds}
 """
 
 
@@ -71,7 +72,23 @@ def test_an_exhibit_is_read_from_its_file(tmp_path: Path) -> None:
         ("    shows: nothing", "    shows: nothing\n    title: Two", "paper.yaml:12: x.one: 'title' is given twice"),
         ("    shows: nothing", "    leads: 1\n    shows: x", "x.one, leads: expected true or false, got '1'"),
         ("    shows: nothing", "    shows: nothing: at all", "paper.yaml:11: not valid YAML: mapping values are not"),
-        ("exhibits:", "exhibit:", "paper.yaml:1: paper: 'exhibits' is missing"),
+        ("exhibits:", "exhibit:", "paper.yaml:7: paper: unknown key 'exhibit'; did you mean exhibits?"),
+        ("paper: A paper\n", "", "paper.yaml:1: paper: 'paper' is missing"),
+        ("& paper", "& papers", "x.one, plans: unknown key 'papers'; did you mean paper?"),
+        ("smoke & ", "", "paper.yaml:14: x.one, plans: 'smoke' is missing"),
+        ("{dense: compressor=none}", "{SparDL: a=1}", "x.one, methods: 'SparDL' is given twice; remove one"),
+        ("kind: trainings", "kind: [trainings]", "x.one, kind: expected a name, got a list; choose from trainings, "),
+        ("short: training", "short: $short training", "paper.yaml:4: short: refers to itself: short -> short; break"),
+        ("{SparDL: compressor=spardl}", "[$sparse]", "paper.yaml:5: sparse: refers to itself: sparse -> sparse;"),
+        ("value: 0.9", "value: !high 1", "known, value: expected a value, got '1'"),
+        (
+            "words: cluster.workers=2",
+            "words: '\"a b'",
+            "'\"a b' cannot be split into words: No closing quotation",
+        ),
+        ("words: cluster.workers=2", "words: null", "plans, smoke, words: expected text, got 'null'; remove the key"),
+        ("title: One", "? [title]\n    : One", "paper.yaml:9: x.one: expected a name as key, got a list"),
+        ("title: One", "title: \a", "paper.yaml: not valid YAML: unacceptable character #x0007"),
     ],
 )
 def test_errors_name_the_line_and_the_way_out(tmp_path: Path, old: str, new: str, message: str) -> None:
@@ -80,6 +97,59 @@ def test_errors_name_the_line_and_the_way_out(tmp_path: Path, old: str, new: str
         load(tmp_path, PAPER.replace(old, new, 1))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_an_empty_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"^paper.yaml is empty; restore it$"):
+        load(tmp_path, "# Nothing yet.\n")
+
+
+def test_an_exhibit_of_two_papers_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.yaml").write_text(PAPER)
+    (tmp_path / "shared.yaml").write_text("{}")
+    monkeypatch.setattr(catalogue, "FOLDER", tmp_path)
+    monkeypatch.setattr(catalogue, "FILES", ("one", "two"))
+    with pytest.raises(ConfigError, match=r"^one.yaml and two.yaml both have an exhibit 'x.one'; rename one$"):
+        catalogue.load_all.__wrapped__()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "message"),
+    [
+        ("x.one", "x.on", "claims.yaml:3: X: small: exhibit 'x.on' does not exist; did you mean x.one?"),
+        ("x.two", "x.tow", "claims.yaml:3: X: small: exhibit 'x.tow' does not exist; did you mean x.two?"),
+        ("{method: a,", "{metod: a,", "X: small: arguments do not fit to find: "),
+        ("{method: a, baseline: b}", "{method: a}", "arguments do not fit to find: missing a required argument: 'ba"),
+        ("kind: at_most", "kind: at_mots", "X: small, rule, kind: 'at_mots' does not exist; did you mean at_most?"),
+        ("{kind: at_most, published: 5}", "at_most", "X: small, rule: expected keys and values with 'kind', got 'at_m"),
+        ("[lab]", "[[lab]]", "X: small, limits: expected a name, got a list; choose from stand_ins, "),
+        ("states:", "sates:", "claims.yaml:3: X: small: unknown key 'sates'; did you mean states?"),
+        ("claims:\n", "claim:\n", "claims.yaml:2: claims: unknown key 'claim'; did you mean claims?"),
+    ],
+)
+def test_errors_in_claims(tmp_path: Path, old: str, new: str, message: str) -> None:
+    text = """\
+claims:
+  'X: small':
+    states: It is small.
+    published: ['5', low]
+    exhibit: x.one
+    also: [x.two]
+    find: evidence.metrics
+    arguments: {method: a, baseline: b}
+    rule: {kind: at_most, published: 5}
+    measure: halves
+    limits: [lab]
+"""
+    path, names = tmp_path / "claims.yaml", ("x.one", "x.two")
+    path.write_text(text)
+    assert [claim.name for claim in claims_catalogue.load(path, names)] == ["X: small"]
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    with pytest.raises(ConfigError) as caught:
+        claims_catalogue.load(path, names)
+    assert message in str(caught.value)
 
 
 def test_errors_in_shared_definitions_name_their_file(tmp_path: Path) -> None:

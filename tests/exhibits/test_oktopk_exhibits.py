@@ -17,7 +17,7 @@ from scripts.exhibits import base
 from scripts.exhibits import jobs as exhibit_jobs
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.base import Verdict
-from scripts.exhibits.claims.catalogue import CLAIMS
+from scripts.exhibits.claims.catalogue import load_all
 from scripts.exhibits.kinds import balance, thresholds, trainings, watched
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
@@ -127,7 +127,7 @@ def test_what_is_watched_for_too_short_a_time_is_not_judged(scale: str, told: st
     exhibit = catalogue()["oktopk.thresholds"]
     data = {"k": 100, "local": [[300, 100]] * 4, "sums": [100] * 4}
     done = {job: exhibit_jobs.Outcome(Path("x"), data) for job in exhibit.jobs(scale)}
-    claim = next(each for each in CLAIMS if each.name == "Ok-Topk: thresholds")
+    claim = next(each for each in load_all() if each.name == "Ok-Topk: thresholds")
     finding = judging.judge(claim, {exhibit.name: exhibit}, scale, base.Results(Path("x"), done)).finding
     assert finding.verdict is (Verdict.UNJUDGED if told else Verdict.NOT)
     assert told in finding.reason

@@ -13,7 +13,7 @@ import pytest
 from scripts import bench_schedules, reproduce
 from scripts.exhibits import base, jobs
 from scripts.exhibits.claims import judging
-from scripts.exhibits.claims.catalogue import CLAIMS
+from scripts.exhibits.claims.catalogue import load_all
 from scripts.exhibits.kinds import gpu, lab
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.passes import MeasuredPasses, read_passes
@@ -195,13 +195,13 @@ def test_records_are_of_what_every_clone_has(given: Given) -> None:
 
 
 def test_verdicts_rest_on_no_guess_where_passes_were_measured(given: Given) -> None:
-    (claim,) = (each for each in CLAIMS if each.name == "DeAR: speed on 10 GbE")
+    (claim,) = (each for each in load_all() if each.name == "DeAR: speed on 10 GbE")
     measured = catalogue()["dear.speed"].with_passes(given("resnet50", bench_schedules.sizes()["resnet50"]))
     assert judging.ASSUMED_GPU in claim.where(catalogue()["dear.speed"], "smoke").limits
     assert judging.ASSUMED_GPU not in claim.where(measured, "smoke").limits
     assert judging.ASSUMED_GPU in claim.where(measured, "laptop").limits  # other models are assumed there
     # What compressors take is assumed in any case.
-    (claim,) = (each for each in CLAIMS if each.name == "SparDL: speed of an update")
+    (claim,) = (each for each in load_all() if each.name == "SparDL: speed of an update")
     exhibit = catalogue()["spardl.breakdown"]
     plans = {"smoke": replace(exhibit.plans["smoke"])}
     whole = replace(exhibit, plans=plans).with_passes(vgg16(given))

@@ -142,12 +142,12 @@ def test_tables_by_hand(tmp_path: Path) -> None:
     axes, grid, best = GRID.tables("smoke", results_of(tmp_path, {}))
     names = GRID.compared(GRID.plans["smoke"])
     assert [row.name for row in grid.rows] == list(names)
-    topk = cells(axes, "what is sent: topk")
+    topk = cells(axes, "sent: topk")
     assert topk["every seed"].text == "0.81, 0.82, 0.83"
     assert topk["less dense"].text == "-0.1000"
     assert topk["points"].value == 1
     # Both are of layers, with error feedback and momentum after; their sums differ, which does not matter.
-    sign = cells(axes, "what is sent: signsgd")
+    sign = cells(axes, "sent: signsgd")
     assert sign["compared with"].text == "topk, 1 pair"
     rank = names.index(next(name for name in names if name.startswith("signsgd")))
     assert sign["difference, all else equal"].value == pytest.approx(-0.1 * (rank - 1))
@@ -165,10 +165,10 @@ def test_what_failed_is_said(tmp_path: Path) -> None:
     lost = {name: "out of memory" for name in names if name.startswith(("random_block", "dense"))}
     results = results_of(tmp_path, lost)
     axes, grid, best = GRID.tables("smoke", results)
-    gone = cells(axes, "what is sent: random_block")
+    gone = cells(axes, "sent: random_block")
     assert (gone["points"].text, gone["points"].bad) == ("0 of 1, others failed", True)
     assert gone["mean metric"].text == "failed"
-    assert cells(axes, "what is sent: topk")["less dense"].bad
+    assert cells(axes, "sent: topk")["less dense"].bad
     assert cells(best, "random_block")["best setting"].text == "failed: out of memory"
     assert cells(best, "dense")["best setting"].text == "failed: out of memory"
     assert cells(best, "topk")["random_block less it"].text == "-"
@@ -191,5 +191,5 @@ def test_pictures_show_every_point(tmp_path: Path, failing: str) -> None:
     figure = Figure()
     axes.draw(figure)
     labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
-    assert "what is sent: topk" in labels
-    assert ("what is sent: random_block" in labels) is not bool(lost)
+    assert "sent: topk" in labels
+    assert ("sent: random_block" in labels) is not bool(lost)

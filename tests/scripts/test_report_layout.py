@@ -11,7 +11,7 @@ import pytest
 
 from scripts import choices, reproduce
 from scripts.exhibits.base import Results
-from scripts.exhibits.claims.catalogue import CLAIMS, claims_section, judge_all
+from scripts.exhibits.claims.catalogue import claims_section, judge_all, load_all
 from scripts.exhibits.papers.catalogue import catalogue, papers
 from scripts.exhibits.records import SHIPPED, RecordStore
 from tests.scripts.test_report_browser import BOXES, CHROMIUM, OPTIONS, check_contrast, pytestmark, sync_api
@@ -160,7 +160,7 @@ def test_the_summary_is_first_and_exhibits_are_folded(opened: Any) -> None:
     parts = opened.evaluate(places, ["nav", "#summary", ".claimed", ".paper", "details.exhibit"])
     assert parts == sorted(parts)
     claims = "[...document.querySelectorAll('.claims tbody th')].map((each) => each.textContent)"
-    assert sorted(opened.evaluate(claims)) == sorted(claim.name for claim in CLAIMS)
+    assert sorted(opened.evaluate(claims)) == sorted(claim.name for claim in load_all())
     assert opened.evaluate("[...document.querySelectorAll('details')].every((each) => !each.open)")
     assert opened.evaluate("document.querySelectorAll('#summary .paper').length") == len(set(papers().values()))
     assert opened.evaluate("[...document.querySelectorAll('.paper')].every((each) => each.querySelector('.plot'))")

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 from scripts.exhibits.base import Basis, Results
@@ -17,11 +15,6 @@ LONG = 200  # steps: ten sweeps at a density of 5%
 DIGITS = trainings.Case(
     "VGG on CIFAR", ("cluster.workers=2",), "a small network on digits", known=trainings.Known(0.5, "a book")
 )
-
-
-def module(name: str) -> ModuleType:
-    """A module of the scripts."""
-    return importlib.import_module(name)
 
 
 def figures(*values: Any, against: Any = None) -> list[Any]:

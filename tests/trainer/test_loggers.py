@@ -304,7 +304,27 @@ def test_a_run_resumes_as_the_same_wandb_run(tmp_path: Path) -> None:
 def test_the_log_has_the_error_of_a_run(tmp_path: Path) -> None:
     assert here(*RUN, "optimizer.lr=1e30", f"output_dir={tmp_path / 'out'}") == 1
     log = (only_run(tmp_path / "out") / "output.log").read_text()
-    assert re.search(r"\n.* at step \d+; lower optimizer.lr or set training.clip_norm, and start again", log)
+    assert re.search(r"\nerror: .* at step \d+; lower optimizer.lr or set training.clip_norm, and start again", log)
+
+
+def test_the_log_names_the_end_once_in_utf8(tmp_path: Path) -> None:
+    run = Run("0", tmp_path)
+    for text in ("error: \u00e9\udc80", "error: \u00e9\udc80", "error: b"):
+        run.log_end(text)
+    assert (tmp_path / "output.log").read_bytes() == b"error: \xc3\xa9\\udc80\nerror: b\n"
+
+
+def test_wandb_works_without_links(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    fake = FakeWandb(reachable=True)
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    monkeypatch.setattr(Path, "symlink_to", refuse)
+    observer = Wandb(mode="offline").open(Run("0", tmp_path), {})
+    observer.metrics("train", 1, {"loss": 0.5})
+    observer.close()
+    assert fake.run.logged
 
 
 def test_the_log_has_warnings_and_no_activities(tmp_path: Path) -> None:

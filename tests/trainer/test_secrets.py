@@ -113,6 +113,7 @@ def breaking() -> None:
 def test_a_run_that_fails_with_a_traceback(place: Path) -> None:
     run = run_here(place, before=breaking)
     assert "variables (see " in run.stderr
+    assert "variables (see " in (only_run(place / "out") / "output.log").read_text()
     assert list(only_run(place / "out").glob("errors/rank-*.txt"))
 
 
@@ -146,6 +147,7 @@ def test_a_run_that_is_interrupted(place: Path) -> None:
         wait_until(lambda: steps_logged(place / "out") >= 2 or run.ended())
         run.kill(signal.SIGINT)
         assert run.wait(20) == 130
+    assert "\nstopped at step " in (only_run(place / "out") / "output.log").read_text()
     assert summary(only_run(place / "out"))["status"] == "stopped"
 
 

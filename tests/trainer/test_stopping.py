@@ -131,6 +131,7 @@ def test_a_second_signal_ends_at_once(signum: int, every: int, said: str, tmp_pa
         assert not run.members()
         assert re.fullmatch(said, run.stderr), run.stderr
     assert summary(only_run(tmp_path / "out"))["status"] == "interrupted"
+    assert (only_run(tmp_path / "out") / "output.log").read_text().endswith(f"\n{run.stderr}")
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 
@@ -13,15 +15,16 @@ from scripts.exhibits.claims.bounds import AtLeast, AtMost, Between, Equal, Keep
 from scripts.exhibits.claims.details import detailed_table
 from scripts.exhibits.claims.judging import LIMITS, Claim, Judgement, Limit, claims_table, judge, summary_table
 from scripts.exhibits.claims.seeds import InnerBest, NoLoss, Order
-from scripts.exhibits.declared import Reader, Variants, entries, parse
+from scripts.exhibits.declared import Keys, Node, Reader, Variants, entries, fail, meant, parse
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import key, tables_section
 from scripts.exhibits.pages.verdicts import Judged
+from scripts.exhibits.papers.catalogue import papers
 from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import marks
 
-__all__ = ["CLAIMS", "OnDemand", "claims_section", "judge_all", "load_claims", "tables_of"]
+__all__ = ["OnDemand", "claims_section", "judge_all", "load", "load_all", "tables_of"]
 
 FILE = Path(__file__).with_name("claims.yaml")
 RULES: Variants = MappingProxyType(
@@ -42,23 +45,43 @@ RULES: Variants = MappingProxyType(
 )
 
 
-def load_claims(path: Path = FILE) -> tuple[Claim, ...]:
+def load(path: Path, exhibits: Collection[str]) -> tuple[Claim, ...]:
     """The claims of a file.
 
     Args:
-        path: The file, with ``definitions:`` and ``claims:``.
+        path: The file, with ``definitions:`` (optional) and ``claims:``.
+        exhibits: Names of the exhibits that claims can refer to.
 
     Raises:
-        ConfigError: if the file does not fit to the classes of claims.
+        ConfigError: if the file does not fit to the classes of claims, a claim refers to an exhibit that does not
+            exist, or ``arguments`` does not fit to the function of ``find``.
     """
-    parts = entries(parse(path), path.stem, ("definitions", "claims"))
-    definitions = entries(parts["definitions"], "definitions")
+    parts = entries(parse(path), path.stem, Keys(("claims",), ("definitions",)))
+    definitions = entries(parts["definitions"], "definitions") if "definitions" in parts else {}
     reader = Reader(definitions, RULES, "scripts.exhibits.claims", {Limit: LIMITS})
-    claims = entries(parts["claims"], "claims")
-    return tuple(reader.read(Claim, node, name, name=name) for name, node in claims.items())
+    nodes = entries(parts["claims"], "claims")
+    claims = {name: reader.read(Claim, node, name, name=name) for name, node in nodes.items()}
+    for name, claim in claims.items():
+        _check(claim, exhibits, nodes[name])
+    return tuple(claims.values())
 
 
-CLAIMS = load_claims()
+def _check(claim: Claim, exhibits: Collection[str], node: Node) -> None:
+    for name in claim.exhibits:
+        if name not in exhibits:
+            fail(node, claim.name, f"exhibit {name!r} does not exist; {meant(name, tuple(exhibits))}")
+    try:
+        signature(claim.find).bind(None, "", None, **dict(claim.arguments))
+    except TypeError as error:
+        fail(node, claim.name, f"arguments do not fit to find: {error}")
+
+
+@cache
+def load_all() -> tuple[Claim, ...]:
+    """The claims of all papers."""
+    return load(FILE, papers())
+
+
 BASIS = Basis(*["see the exhibit of each claim"] * 3)
 WORDS = "Reason and rule of every verdict. All verdicts are computed by rules (docs/tables/claims.md)."
 
@@ -88,7 +111,7 @@ def judge_all(exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> 
     Raises:
         KeyError: if the exhibit of a claim is missing.
     """
-    return [judge(claim, exhibits, scale, results) for claim in CLAIMS]
+    return [judge(claim, exhibits, scale, results) for claim in load_all()]
 
 
 def tables_of(judgements: Sequence[Judgement]) -> list[Table]:

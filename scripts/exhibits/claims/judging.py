@@ -48,7 +48,7 @@ class Known(Enum):
     ABSTRACT = "read in the abstract"
     SUMMARY = "read in a summary by others"
     CODE = "read in the official code"
-    DERIVED = "derived from what was read"
+    DERIVED = "derived from the sources read"
     HIGH = "from memory, high certainty"
     MEDIUM = "from memory, medium certainty"
     LOW = "from memory, low certainty"

@@ -10,7 +10,7 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -127,7 +127,7 @@ class Adaptation(Planned):
     title: str
     source: str
     shows: str
-    plans: Mapping[str, AdaptationPlan]
+    plans: ByScale[AdaptationPlan]
     basis: Basis = BASIS
     note: str = ""
 

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from scripts.exhibits.base import Basis, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, plain
 from scripts.exhibits.failures import failed
@@ -238,7 +238,7 @@ class Kind(NamedTuple):
 KINDS = (
     Kind("Adding up: regions", ("equal", "balanced"), "1.13 to 1.75 (from memory, medium)"),
     Kind("Gathering: blocks", ("plain", "levelled"), "1.12 to 1.43 (from memory, medium)"),
-    Kind("Adding up: regions chosen anew", ("equal", "fresh"), "1.13 to 1.75 (from memory, medium)"),
+    Kind("Adding up: new regions", ("equal", "fresh"), "1.13 to 1.75 (from memory, medium)"),
 )
 
 
@@ -255,7 +255,7 @@ class Balance(Planned):
     title: str
     source: str
     shows: str
-    plans: Mapping[str, BalancePlan]
+    plans: ByScale[BalancePlan]
     network: str
     basis: Basis = BASIS
     note: str = ""
@@ -275,11 +275,10 @@ class Balance(Planned):
         plan = at(scale, self.plans)
         cases = "; ".join(f"{each.case.name} ({each.entries:,} entries): {each.case.what}" for each in plan.cases)
         return (
-            f"{cases}. What is selected in step {plan.steps - 1}, with the regions that Ok-Topk has then, which "
-            "it chose up to 64 steps before, or with new ones. Busiest "
-            "worker: KB that the one with most of them sends or receives, of the small model; seconds: of as many more "
-            f"as the published model is larger, on {self.network}. Levelled: the messages that make blocks equal "
-            "are included. "
+            f"{cases}. Selections in step {plan.steps - 1}, with the regions of that step, which Ok-Topk chose "
+            "up to 64 steps before, or with new ones. Busiest worker: the most KB that a worker sends or receives, of "
+            f"the small model; seconds: of these KB, scaled to the published model, on {self.network}. Levelled: "
+            "including the messages that make blocks equal. "
             f"{' '.join(plan.words)}"
         )
 

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts import choices, complexity
-from scripts.exhibits.base import Basis, Exhibit, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Results, at
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.tables import Cell, Row, Table
@@ -165,7 +165,7 @@ class CountedCosts(Exhibit):
     source: str
     shows: str
     methods: Mapping[str, Counted]
-    workers: Mapping[str, tuple[int, ...]]
+    workers: ByScale[tuple[int, ...]]
     basis: Basis = BASIS
     note: str = ""
 

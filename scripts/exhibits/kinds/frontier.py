@@ -10,7 +10,7 @@ from statistics import mean, median
 from typing import Any, NamedTuple
 
 from scripts.benchmarks.ddp_hooks import ALONE
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means
 from scripts.exhibits.charts.palette import looks
@@ -75,7 +75,7 @@ class Frontier(Exhibit):
     source: str
     shows: str
     basis: Basis
-    courses: Mapping[str, Sequence[Course]]
+    courses: ByScale[Sequence[Course]]
     note: str = field(default="", kw_only=True)
     leads: bool = field(default=False, kw_only=True)
 
@@ -249,7 +249,7 @@ class Frontier(Exhibit):
                 ]
             rows.append(Row(f"{entrant.name}, {1000 * gbit:g} Mbit/s", cells, [job, course.pacing(gbit)]))
         columns = ("whole training", "seconds put together", "by the clock", "ratio", "ratio of bytes", "losses")
-        return Table(f"{course.name}: what is put together, checked", columns, rows)
+        return Table(f"{course.name}: combined figures, checked", columns, rows)
 
     # --- figures
 

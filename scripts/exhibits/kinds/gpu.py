@@ -58,7 +58,7 @@ MODELS: Mapping[str, Model] = MappingProxyType(
         "resnet50": Model("ResNet-50 on ImageNet", 25_557_032, 32, 4.09e9, 7.1e12, "290 pictures/s; medium"),
         "lstm_imdb": Model("LSTM on IMDB", 2_561_052, 1, 6.0e4 * 230, 5e9, "15 us a token and pass; low"),
         "lstm_ptb": Model("LSTM on PTB", 66_034_000, 20, 51.0e6 * 35, 4e12, "matrices of 20 rows; low"),
-        "lstm_an4": Model("LSTM on AN4", 27_569_568, 2, 5.7e9, 2e12, "weights read anew every frame; low"),
+        "lstm_an4": Model("LSTM on AN4", 27_569_568, 2, 5.7e9, 2e12, "weights read again in every frame; low"),
         "bert": Model("BERT on Wikipedia", 133_547_324, 8, 109e6 * 128, 10e12, "as BERT in bench_schedules; low"),
     }
 )

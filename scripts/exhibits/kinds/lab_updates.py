@@ -9,7 +9,7 @@ from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -94,7 +94,7 @@ class LabUpdates(Exhibit):
     source: str
     shows: str
     methods: Mapping[str, str]
-    courses: Mapping[str, Course]
+    courses: ByScale[Course]
     model: str
     basis: Basis = BASIS
     note: str = ""

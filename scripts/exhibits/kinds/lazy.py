@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.exhibits.base import Basis, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -170,7 +170,7 @@ class Laziness(Planned):
     title: str
     source: str
     shows: str
-    plans: Mapping[str, WatchedPlan]
+    plans: ByScale[WatchedPlan]
     basis: Basis = BASIS
     note: str = ""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from scripts import bench_schedules
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.sheets import Chart, Dots, Figures
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
@@ -51,7 +51,7 @@ class Computed(Exhibit):
     shows: str
     basis: Basis
     function: Callable[..., Mapping[str, Any]]
-    arguments: Mapping[str, tuple[tuple[str, Any], ...]]
+    arguments: ByScale[tuple[tuple[str, Any], ...]]
     shell: str
     words: str
     charts: tuple[Chart, ...] = (Dots("value"),)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.failures import failed, succeeded
 from scripts.exhibits.jobs import Outcome
@@ -121,7 +121,7 @@ class Race(Exhibit):
     source: str
     shows: str
     basis: Basis
-    courses: Mapping[str, Course]
+    courses: ByScale[Course]
     note: str = field(default="", kw_only=True)
     recipe: int = field(default=1, kw_only=True)
 

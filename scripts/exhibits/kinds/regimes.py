@@ -10,7 +10,7 @@ from itertools import groupby, product
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.fields import Fields, draw_factors
@@ -173,7 +173,7 @@ class Regimes(Exhibit):
     claimed: float
     workers: int
     density: float
-    kept: Mapping[str, int]
+    kept: ByScale[int]
     models: tuple[str, ...]
     latencies: tuple[float, ...]
     bandwidths: tuple[float, ...]
@@ -252,7 +252,7 @@ class Regimes(Exhibit):
                 for method, outcome in lost
                 if outcome.reason is not None
             ]
-            return [Table(f"{self.title}: what was not counted", ("method", "result"), rows)]
+            return [Table(f"{self.title}: not counted", ("method", "result"), rows)]
         jobs = self.jobs(scale)
         return [self._reach(costs, jobs), self._published(costs, jobs)]
 

@@ -122,7 +122,7 @@ class StudyGrid(MethodComparison):
             best = best_of({point: mean(seeds) for point, seeds in candidates.items()}, case.lower).name
             rows.append(self._best_row(plan, case, sent, best, found[sent], found.get(RANDOM_BLOCK), results))
         how = "chosen on other seeds" if len(plan.seeds) > 1 else "chosen on the same seed"
-        columns = ("what is sent", "best setting", f"metric, {how}", INTERVAL, "every seed")
+        columns = ("sent", "best setting", f"metric, {how}", INTERVAL, "every seed")
         last = (f"{RANDOM_BLOCK} less it", ITS, "sent / dense", "virtual seconds", "machine")
         return Table(f"{self.title}, each at its best: {case.name}", (*columns, *last), rows)
 

@@ -50,7 +50,7 @@ def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[f
     )
     names = [f"{residual}\n{momentum}" for residual, momentum in columns]
     axes.set_xticks([place + 0.5 for place in range(len(columns))], names, fontsize=7)
-    axes.set_xlabel("what is not sent, place of momentum", fontsize=8)
+    axes.set_xlabel("not sent, place of momentum", fontsize=8)
     axes.set_title(f"mean metric; dense {mean(dense):.3g}" if dense else "mean metric", fontsize=8, loc="left")
 
 

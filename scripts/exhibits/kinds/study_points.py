@@ -55,9 +55,9 @@ class Point(NamedTuple):
 # By field of Point: name of the axis in tables, and the reference choice.
 AXES: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
-        "sent": ("what is sent", "topk"),
+        "sent": ("sent", "topk"),
         "scope": ("compared or drawn in", "layer"),
-        "residual": ("what is not sent", "local"),
+        "residual": ("not sent", "local"),
         "momentum": ("momentum", "after"),
         "total": ("sum", "dense"),
     }

@@ -122,7 +122,7 @@ class StudyRates(MethodComparison):
     def _table(
         self, plan: Plan, case: Case, title: str, groups: Mapping[str, Sequence[str]], results: Results
     ) -> Table:
-        columns = ("what is sent", "best setting", "metric, chosen on other seeds", INTERVAL, "of each setting")
+        columns = ("sent", "best setting", "metric, chosen on other seeds", INTERVAL, "of each setting")
         dense = self._chosen(plan, case, groups[DENSE], results)
         rows = [self._row(plan, case, row, names, dense, results) for row, names in groups.items()]
         last = ("less dense", f"its {INTERVAL}", "sent / dense")

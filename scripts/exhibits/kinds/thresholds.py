@@ -9,7 +9,7 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -123,7 +123,7 @@ class Thresholds(Planned):
     source: str
     shows: str
     methods: Mapping[str, tuple[tuple[str, ...], bool]]
-    plans: Mapping[str, WatchedPlan]
+    plans: ByScale[WatchedPlan]
     basis: Basis = BASIS
     note: str = ""
 

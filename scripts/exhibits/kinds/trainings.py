@@ -9,7 +9,7 @@ from itertools import product
 from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
-from scripts.exhibits.base import Basis, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts.curves import draw_means, key_of
 from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Labels, Outcome, Training
@@ -176,7 +176,7 @@ class MethodComparison(Planned):
     source: str
     shows: str
     methods: Mapping[str, tuple[str, ...]]
-    plans: Mapping[str, Plan]
+    plans: ByScale[Plan]
     basis: Basis = field(default=VIRTUAL, kw_only=True)
     note: str = field(default="", kw_only=True)
     proposed: tuple[str, ...] = field(default=(), kw_only=True)

@@ -9,7 +9,7 @@ from itertools import product
 from statistics import median
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, Exhibit, Picture, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, SMALL, plain
 from scripts.exhibits.failures import failed
@@ -151,7 +151,7 @@ class UpdateBreakdown(Exhibit):
     source: str
     shows: str
     methods: Mapping[str, Contender]
-    plans: Mapping[str, UpdatePlan]
+    plans: ByScale[UpdatePlan]
     network: str
     density: Mapping[str, float]
     baseline: str

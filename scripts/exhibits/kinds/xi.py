@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.exhibits.base import Basis, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.labels import End, name_ends
@@ -33,7 +33,7 @@ BASIS = Basis(
 )
 BINS, REACH = 80, 8.0  # bins of the distribution, and its range in standard deviations
 THRESHOLDS = ("exact", "used again", "normal fit")
-XI = ("case", "xi, mean", "xi, most", "xi, second half", "with what was sent, second half")
+XI = ("case", "xi, mean", "xi, most", "xi, second half", "with the average, second half")
 CUTS = ("case", "k", *THRESHOLDS, *(f"selected / k, {name}" for name in THRESHOLDS))
 
 
@@ -161,7 +161,7 @@ class Selections(Planned):
     source: str
     shows: str
     method: tuple[str, ...]
-    plans: Mapping[str, WatchedPlan]
+    plans: ByScale[WatchedPlan]
     basis: Basis = BASIS
     note: str = ""
 
@@ -179,9 +179,9 @@ class Selections(Planned):
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         return (
-            f"{cases}. {plan.length}. xi: the distance of the k largest entries of the mean "
-            "of all workers' vectors (gradient and residual) from the k largest of the mean of what each would select "
-            "by itself, over the norm of the mean gradient; with what was sent: the average in place of the latter. "
+            f"{cases}. {plan.length}. xi: the distance of the k largest entries of the mean of all workers' vectors "
+            "(gradient and residual) from the k largest of the mean of their separate selections, over the norm "
+            "of the mean gradient; with the average: from the average that Ok-Topk computed. "
             "Thresholds: of the first worker in the last step; a normal fit takes the mean and the standard deviation "
             f"of all entries. {' '.join((*plan.words, *self.method))}"
         )

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from scripts.exhibits.base import Exhibit
 from scripts.exhibits.charts.sheets import Chart, Dots, Lines
-from scripts.exhibits.declared import Definitions, Reader, Variants, entries, parse
+from scripts.exhibits.declared import Definitions, Keys, Reader, Variants, entries, parse
 from scripts.exhibits.kinds.adaptation import Adaptation
 from scripts.exhibits.kinds.balance import Balance
 from scripts.exhibits.kinds.benches import Timed
@@ -30,6 +30,7 @@ from scripts.exhibits.kinds.thresholds import Thresholds
 from scripts.exhibits.kinds.trainings import MethodComparison
 from scripts.exhibits.kinds.updates import UpdateBreakdown
 from scripts.exhibits.kinds.xi import Selections
+from spardl.basics.errors import ConfigError
 
 __all__ = ["Paper", "catalogue", "load", "load_all", "papers"]
 
@@ -85,7 +86,7 @@ def load(path: Path, shared: Definitions) -> Paper:
     Raises:
         ConfigError: if the file does not fit to the classes of the exhibits.
     """
-    parts = entries(parse(path), path.stem, ("paper", "exhibits"))
+    parts = entries(parse(path), path.stem, Keys(("paper", "exhibits"), ("definitions",)))
     own = entries(parts["definitions"], "definitions") if "definitions" in parts else {}
     reader = Reader({**shared, **own}, VARIANTS, "scripts.exhibits.kinds")
     exhibits = entries(parts["exhibits"], "exhibits")
@@ -97,9 +98,21 @@ def load(path: Path, shared: Definitions) -> Paper:
 
 @cache
 def load_all() -> tuple[Paper, ...]:
-    """All papers in the order of the report."""
+    """All papers in the order of the report.
+
+    Raises:
+        ConfigError: if a file is wrong, or two papers have an exhibit of the same name.
+    """
     shared = entries(parse(FOLDER / f"{SHARED}.yaml"), SHARED)
-    return tuple(load(FOLDER / f"{name}.yaml", shared) for name in FILES)
+    found = tuple(load(FOLDER / f"{name}.yaml", shared) for name in FILES)
+    homes: dict[str, str] = {}
+    for file, paper in zip(FILES, found, strict=True):
+        for exhibit in paper.exhibits:
+            if exhibit.name in homes:
+                others = f"{homes[exhibit.name]}.yaml and {file}.yaml"
+                raise ConfigError(f"{others} both have an exhibit {exhibit.name!r}; rename one")
+            homes[exhibit.name] = file
+    return found
 
 
 def catalogue() -> Mapping[str, Exhibit]:

@@ -77,7 +77,7 @@ class Trial(NamedTuple):
 
 
 def every_method(findings: Findings) -> dict[str, Method]:
-    """All methods by name, and every communicator that none of them uses, combined with a suitable compressor.
+    """All methods by name, and every other communicator, combined with a suitable compressor.
 
     Args:
         findings: where methods that cannot be created without options are reported.

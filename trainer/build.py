@@ -28,6 +28,7 @@ from spardl.compressors.base import Compressor
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum, Momentum
 from spardl.method.moving import resolve_momentum
+from spardl.method.muon import MuonMomentum
 from spardl.method.residuals import Residual
 from spardl.method.warmup import Warmup
 from spardl.schedules.engine import Schedule
@@ -137,6 +138,11 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
     # momentum=auto depends on the optimizer, except where each worker applies its own optimizer.
     if isinstance(method.momentum, AutoMomentum):
         method = resolve_momentum(method, None if schedule.alone else sample_optimizer(optimizer))
+    if isinstance(method.momentum, MuonMomentum):  # it would update all parameters as Adam does
+        raise ConfigError(
+            "the trainer does not support momentum=muon; use optimizer=sgd or adamw with momentum=auto, or "
+            "spardl.attach(..., optimizer=[muon, adamw]) in your own loop"
+        )
     return Plan(task, method, optimizer, make("lr_schedule"), schedule, _settings(plain["training"]))
 
 

@@ -18,7 +18,9 @@ from spardl.communicators import Dense, SparDL
 from spardl.compressors import NoCompression, TopK
 from spardl.method import AdamMomentum, GlobalResidual, NoResidual, OptimizerMomentum, SgdMomentum
 from spardl.schedules import AfterBackward, Dear, Schedule, Wfbp
+from tests.support.driver import composed
 from tests.trainer.toy import ToyTask, plan, trainer
+from trainer.build import build_dataset, build_plan
 from trainer.lr import Cosine
 
 SCHEDULES = {
@@ -77,3 +79,10 @@ def test_schedules_agree_where_groups_do_not_matter(tmp_path: Path) -> None:
 def test_the_optimizer_must_be_of_that_kind() -> None:
     with pytest.raises(ConfigError, match="momentum=adam does not match SGD"):
         replace(plan(whole(AdamMomentum())), optimizer=SGD).check(2)
+
+
+def test_muon_before_compression_is_refused() -> None:
+    plain = composed("momentum=adam", "optimizer=adamw")
+    plain["momentum"] = {"_target_": "spardl.method.muon.MuonMomentum"}
+    with pytest.raises(ConfigError, match="the trainer does not support momentum=muon; use optimizer=sgd or adamw"):
+        build_plan(plain, build_dataset(plain))

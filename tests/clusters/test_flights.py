@@ -210,7 +210,7 @@ def test_streams_that_cannot_be() -> None:
             ProcessGroupCluster(group=object(), streams=streams)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="can deadlock on GPUs"):
         ProcessGroupCluster(group=object(), device="cuda", streams=2)
-    with pytest.raises(ConfigError, match="does not work with a throttle"):
+    with pytest.raises(ConfigError, match="cannot be combined with a throttle"):
         ProcessGroupCluster(group=object(), throttle=NETWORK, streams=2)
 
 

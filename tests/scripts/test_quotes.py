@@ -113,7 +113,7 @@ def test_the_readme_speedups_are_those_of_the_records() -> None:
 README_ROWS = {
     "dense": "dense",
     "torch PowerSGD, rank 4": "powersgd",
-    "SparDL, 1% (default recipe)": "Adam moved, beta2 of 0.99, decay 0.98, quota per chunk",
+    "SparDL, 1%": "Adam moved, beta2 of 0.99, decay 0.98, quota per chunk",
     "SparDL, 1%, values in 4 bits": "Adam moved, decay 0.98, values in 4 bits",
     "single worker, no communication": "alone",
 }

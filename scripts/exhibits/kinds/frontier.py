@@ -287,8 +287,9 @@ class Frontier(Exhibit):
             curves[entrant.name] = [_curve(each, pace.seconds if pace else 1.0) for each in good]
         near = goals[0].target.value if goals else None
         draw_means(axes, curves, "seconds", "seconds of training", LOSS, target=near, ratios=True, names=False)
-        if goals:
-            _look_at_the_end(axes, [curve for each in curves.values() for curve in each], goals)
+        shown = [curve for each in curves.values() for curve in each]
+        if goals and shown:  # trainings may be finished before the first measured step
+            _look_at_the_end(axes, shown, goals)
 
 
 def _look_at_the_end(axes: Any, curves: Sequence[Curve], goals: Sequence[Goal]) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from scripts.exhibits import jobs
-from scripts.exhibits.kinds.every_method import LEFT_OUT
+from scripts.exhibits.kinds.trainings import LEFT_OUT
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.pages.methods import documented
 from trainer.build import build_dataset, build_plan

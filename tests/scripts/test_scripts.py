@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.exhibits.kinds.every_method import LEFT_OUT
+from scripts.exhibits.kinds.trainings import LEFT_OUT
 from spardl.method.recipes import recipes
 from tests.support.harness import published_methods
 

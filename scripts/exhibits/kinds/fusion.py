@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 from scripts import bench_schedules, choices
-from scripts.exhibits.kinds.predictions import sheet
+from scripts.exhibits.kinds.predictions import Files, by_network
 from spardl.clusters.network import PRESETS
 from spardl.diagnostics.timeline import model as schedules
 from spardl.diagnostics.timeline.model import in_backward
@@ -19,8 +19,6 @@ METHODS = (*bench_schedules.FUSED, "none")
 ALONE, BETTER = "alone / fused", "best other / fused"
 BUCKETS = f"{schedules.BUCKET_MB:g} MB buckets"
 PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
-# Model, file and digest of each --profile.
-Files: TypeAlias = Sequence[tuple[str, str, str]]
 
 
 def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple[str, str], list[float]]:
@@ -47,26 +45,24 @@ def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple
 
 def fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Seconds of an iteration by layer, with buckets, with one group for the model, and with LayerFusion."""
-    sheets = []
-    for network in bench_schedules.NETWORKS:
-        rows = {
+
+    def rows(network: str) -> dict[str, list[float]]:
+        return {
             f"{model}, {method}": [*others, fused, others[0] / fused, min(others) / fused]
             for (model, method), (*others, fused, _) in _seconds(models, network, measured).items()
         }
-        columns = ("model, method", *PARTITIONS, ALONE, BETTER)
-        sheets.append(sheet(f"Seconds of an iteration, {WORKERS} workers, {network}", columns, rows))
-    return {"sheets": sheets}
+
+    columns = ("model, method", *PARTITIONS, ALONE, BETTER)
+    return by_network(f"Seconds of an iteration, {WORKERS} workers", columns, rows)
 
 
 def scaling(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Share of the ideal speed that 16 workers reach."""
-    sheets = []
-    for network in bench_schedules.NETWORKS:
-        rows = {
+
+    def rows(network: str) -> dict[str, list[float]]:
+        return {
             f"{model}, {method}": [alone / seconds for seconds in partitions]
             for (model, method), (*partitions, alone) in _seconds(models, network, measured).items()
         }
-        sheets.append(
-            sheet(f"Scaling efficiency at {WORKERS} workers, {network}", ("model, method", *PARTITIONS), rows)
-        )
-    return {"sheets": sheets}
+
+    return by_network(f"Scaling efficiency at {WORKERS} workers", ("model, method", *PARTITIONS), rows)

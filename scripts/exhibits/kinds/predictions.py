@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 from scripts import bench_schedules
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
@@ -15,7 +15,10 @@ from scripts.exhibits.kinds.gpu import basis_of
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["Computed", "Prediction", "sheet"]
+__all__ = ["Computed", "Files", "Prediction", "by_network", "sheet"]
+
+# Model, file and digest of each --profile.
+Files: TypeAlias = Sequence[tuple[str, str, str]]
 
 
 def sheet(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str]]) -> Figures:
@@ -27,6 +30,19 @@ def sheet(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float 
         rows: Figures by row name, with texts for missing figures.
     """
     return {"title": title, "columns": list(columns), "rows": [[name, *cells] for name, cells in rows.items()]}
+
+
+def by_network(
+    title: str, columns: Sequence[str], rows: Callable[[str], Mapping[str, Sequence[float | str]]]
+) -> dict[str, Any]:
+    """One sheet for each network of the predictions.
+
+    Args:
+        title: Title of the sheets, without the network.
+        columns: Names of the columns; the first one holds the row names.
+        rows: Returns the figures by row name for the name of a network.
+    """
+    return {"sheets": [sheet(f"{title}, {network}", columns, rows(network)) for network in bench_schedules.NETWORKS]}
 
 
 @dataclass(frozen=True)

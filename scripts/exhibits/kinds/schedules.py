@@ -5,12 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from itertools import product
 from statistics import mean
 from types import MappingProxyType
-from typing import Any, TypeAlias
+from typing import Any
 
 from scripts import bench_schedules, choices
-from scripts.exhibits.kinds.predictions import sheet
+from scripts.exhibits.kinds.predictions import Files, by_network, sheet
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline import model as schedules
@@ -26,8 +27,6 @@ HALVES, FUSED = "WFBP / DeAR, per layer", "per layer / tuned"
 OVER_BEST, OVER_LAYERS = "best other / tuned", "WFBP / tuned"
 LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
 TRIALS = (5, 10, 20)
-# Model, file and digest of each --profile.
-Files: TypeAlias = Sequence[tuple[str, str, str]]
 
 
 def _costs(workers: int, network: str) -> schedules.MethodCosts:
@@ -63,61 +62,61 @@ def _predict(column: str, profile: Profile, costs: schedules.MethodCosts) -> Tim
 
 def speed(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Seconds of an iteration with 64 workers, and the speedup of DeAR over the best other schedule."""
-    sheets = []
-    for network in bench_schedules.NETWORKS:
-        costs = _costs(bench_schedules.WORKERS, network)
-        rows = {}
-        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
+    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+
+    def rows(network: str) -> dict[str, list[float]]:
+        costs, found = _costs(bench_schedules.WORKERS, network), {}
+        for model, profile in profiles.items():
             seconds = [_predict(column, profile, costs).seconds for column in DENSE]
-            rows[model] = [*seconds, min(seconds[: len(OTHERS)]) / seconds[-1], seconds[0] / seconds[-1]]
-        columns = ("model", *DENSE, OVER_BEST, OVER_LAYERS)
-        sheets.append(sheet(f"Seconds of an iteration, 64 workers, {network}", columns, rows))
-    return {"sheets": sheets}
+            found[model] = [*seconds, min(seconds[: len(OTHERS)]) / seconds[-1], seconds[0] / seconds[-1]]
+        return found
+
+    return by_network("Seconds of an iteration, 64 workers", ("model", *DENSE, OVER_BEST, OVER_LAYERS), rows)
 
 
 def no_fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Seconds of an iteration with 64 workers by layer, the gain of the halves, and fusion."""
-    sheets = []
-    for network in bench_schedules.NETWORKS:
-        costs = _costs(bench_schedules.WORKERS, network)
-        rows = {}
-        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
+    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+
+    def rows(network: str) -> dict[str, list[float]]:
+        costs, found = _costs(bench_schedules.WORKERS, network), {}
+        for model, profile in profiles.items():
             whole, halves, tuned = (_predict(column, profile, costs).seconds for column in ALONE)
-            rows[model] = [whole, halves, tuned, whole / halves, min(whole, halves) / tuned]
-        columns = ("model", *ALONE, HALVES, FUSED)
-        sheets.append(sheet(f"Seconds of an iteration without fusion, 64 workers, {network}", columns, rows))
-    return {"sheets": sheets}
+            found[model] = [whole, halves, tuned, whole / halves, min(whole, halves) / tuned]
+        return found
+
+    title = "Seconds of an iteration without fusion, 64 workers"
+    return by_network(title, ("model", *ALONE, HALVES, FUSED), rows)
 
 
 def breakdown(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     """Seconds of computation, communication and exposed communication in an iteration with 64 workers."""
-    sheets = []
-    for network in bench_schedules.NETWORKS:
-        costs = _costs(bench_schedules.WORKERS, network)
-        rows = {}
-        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
-            for column in DENSE:
-                found = _predict(column, profile, costs)
-                computing = found.busy(Lane.COMPUTE)
-                rows[f"{model}, {column}"] = [computing, found.busy(Lane.NETWORK), found.seconds - computing]
-        columns = ("model, schedule", "computation", "communication", "not hidden")
-        sheets.append(sheet(f"Where the seconds go, 64 workers, {network}", columns, rows))
-    return {"sheets": sheets}
+    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+
+    def rows(network: str) -> dict[str, list[float]]:
+        costs, found = _costs(bench_schedules.WORKERS, network), {}
+        for (model, profile), column in product(profiles.items(), DENSE):
+            step = _predict(column, profile, costs)
+            computing = step.busy(Lane.COMPUTE)
+            found[f"{model}, {column}"] = [computing, step.busy(Lane.NETWORK), step.seconds - computing]
+        return found
+
+    columns = ("model, schedule", "computation", "communication", "not hidden")
+    return by_network("Where the seconds go, 64 workers", columns, rows)
 
 
 def scaling(models: Sequence[str], workers: Sequence[int], measured: Files = ()) -> dict[str, Any]:
     """Throughput of P workers relative to P single workers, for DeAR and the best other schedule."""
-    sheets = []
-    for network in bench_schedules.NETWORKS:
-        rows: dict[str, list[float | str]] = {}
-        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
+    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+
+    def rows(network: str) -> dict[str, list[float]]:
+        costs, found = [_costs(size, network) for size in workers], {}
+        for (model, profile), column in product(profiles.items(), DENSE[1:]):
             alone = sum(profile.entries) * profile.update + profile.forward + profile.backward
-            for column in DENSE[1:]:
-                found = [_predict(column, profile, _costs(size, network)).seconds for size in workers]
-                rows[f"{model}, {column}"] = [alone / seconds for seconds in found]
-        columns = ("model, schedule", *(f"P = {size}" for size in workers))
-        sheets.append(sheet(f"Scaling efficiency, {network}", columns, rows))
-    return {"sheets": sheets}
+            found[f"{model}, {column}"] = [alone / _predict(column, profile, each).seconds for each in costs]
+        return found
+
+    return by_network("Scaling efficiency", ("model, schedule", *(f"P = {size}" for size in workers)), rows)
 
 
 def tuning(models: Sequence[str], seeds: Sequence[int], measured: Files = ()) -> dict[str, Any]:

@@ -18,13 +18,16 @@ from scripts.exhibits.measures import final_metric, metric_curve, share_of_bytes
 from scripts.exhibits.statistics import INTERVAL, LEAST, range_of_mean, shown_interval, spread
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, tried
+from scripts.pages.methods import documented
 
 __all__ = [
     "ALONE",
     "DENSE",
+    "LEFT_OUT",
     "OTHER_MACHINE",
     "VIRTUAL",
     "Case",
+    "EveryMethod",
     "Known",
     "MethodComparison",
     "Own",
@@ -51,6 +54,8 @@ OTHER_MACHINE = "other machine"
 # Words of dense training, the baseline of all accuracies, and of a single worker without communication.
 DENSE = ("compressor=none",)
 ALONE = (*DENSE, "cluster.workers=1")
+# Parts of other methods, and methods with a dense warm-up longer than the trainings of all methods.
+LEFT_OUT = frozenset({"none", "topk", "cast", "quantized", "oktopk_vgg", "oktopk_lstm", "oktopk_bert"})
 PACED_WORKERS = 14
 VIRTUAL = Basis(
     simulated="seconds: measured local work, plus counted rounds and bytes on a modelled network",
@@ -303,6 +308,18 @@ class MethodComparison(Planned):
         }
         metrics = {each.data["metric"] for outcomes in good.values() for each in outcomes}
         draw_means(figure.subplots(), curves, "seconds", "virtual seconds", ", ".join(sorted(metrics)))
+
+
+def _every_method() -> Mapping[str, tuple[str, ...]]:
+    rows = {each: (f"compressor={each}",) for each in sorted(documented()) if each not in LEFT_OUT}
+    return {"none": DENSE, "alone": ALONE, **rows}
+
+
+@dataclass(frozen=True)
+class EveryMethod(MethodComparison):
+    """Dense training, a single worker, and every documented method as published."""
+
+    methods: Mapping[str, tuple[str, ...]] = field(default_factory=_every_method, kw_only=True)
 
 
 def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: Sequence[Outcome]) -> list[Cell]:

@@ -16,7 +16,6 @@ from scripts.exhibits.kinds.balance import Balance
 from scripts.exhibits.kinds.benches import Timed
 from scripts.exhibits.kinds.contrasts import Contrasts
 from scripts.exhibits.kinds.counts import CountedCosts
-from scripts.exhibits.kinds.every_method import EveryMethod
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.lab import Measured
 from scripts.exhibits.kinds.lab_updates import LabUpdates
@@ -27,7 +26,7 @@ from scripts.exhibits.kinds.regimes import Regimes
 from scripts.exhibits.kinds.study_grid import StudyGrid
 from scripts.exhibits.kinds.study_rates import StudyRates
 from scripts.exhibits.kinds.thresholds import Thresholds
-from scripts.exhibits.kinds.trainings import MethodComparison
+from scripts.exhibits.kinds.trainings import EveryMethod, MethodComparison
 from scripts.exhibits.kinds.updates import UpdateBreakdown
 from scripts.exhibits.kinds.xi import Selections
 from spardl.basics.errors import ConfigError

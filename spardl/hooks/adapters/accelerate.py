@@ -14,7 +14,7 @@ from spardl.hooks.adapters.states import distributed, load_state, method_of, sav
 from spardl.hooks.hook import Hook
 from spardl.method.method import Method
 from spardl.method.momentum import AutoMomentum
-from spardl.method.moving import Optimizers
+from spardl.method.moving import Optimizers, optimizers_of
 from spardl.method.names import MethodName
 from spardl.schedules.apply_update import unwrap
 
@@ -59,9 +59,8 @@ def attach(
             "attach() needs the optimizer, because this method averages its updates; add optimizer=optimizer (as "
             'returned by accelerator.prepare()), or recipe="published" to average gradients'
         )
-    given = list(optimizer) if isinstance(optimizer, list | tuple) else [optimizer]
-    unwrapped = None if optimizer is None else [unwrap(each) for each in given]
-    handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped, **options)
+    unwrapped = [unwrap(each) for each in optimizers_of(optimizer)]
+    handle = hook.attach(wrapped, method, scaler=accelerator.scaler, optimizer=unwrapped or None, **options)
     # Identifies the model: the accelerator may wrap or unwrap it later.
     first = next(model.parameters())
 

@@ -94,7 +94,8 @@ def test_adamw_learns_more_where_it_is_given_to_spardl(tmp_path: Path) -> None:
     assert losses["moved"] < losses["published"] - 0.15
     assert shares["dense"] == 100
     assert shares["alone"] == 0
-    assert 1 < shares["moved"] == shares["published"] < 2
+    # The measured scale of the updates costs a fixed number of bytes, which show in a model of this size.
+    assert 1 < shares["published"] < shares["moved"] < 2
 
 
 @pytest.mark.slow

@@ -42,6 +42,7 @@ from trainer.learner import Plan, Settings, sample_optimizer
 from trainer.loggers import Several
 from trainer.lr import LrSchedule
 from trainer.observers import Logger
+from trainer.optimizers import MuonAdamW, optimizer_parts
 from trainer.targets import (
     Kind,
     allowed_packages,
@@ -73,7 +74,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "lr_schedule": Kind(LrSchedule, ("trainer",), extensible=True),
         "model": Kind(nn.Module, ("tasks",), functions=True, partial=True, extensible=True),
         "momentum": Kind(Momentum),
-        "optimizer": Kind(torch.optim.Optimizer, ("torch.optim",), partial=True),
+        "optimizer": Kind(torch.optim.Optimizer, ("torch.optim", "trainer.optimizers"), partial=True),
         "residual": Kind(Residual),
         "schedule": Kind(Schedule, extensible=True),
         "task": Kind(Task, ("tasks",), functions=True, extensible=True),
@@ -137,12 +138,10 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
     optimizer, schedule = make("optimizer"), make("schedule")
     # momentum=auto depends on the optimizer, except where each worker applies its own optimizer.
     if isinstance(method.momentum, AutoMomentum):
-        method = resolve_momentum(method, None if schedule.alone else sample_optimizer(optimizer))
-    if isinstance(method.momentum, MuonMomentum):  # it would update all parameters as Adam does
-        raise ConfigError(
-            "the trainer does not support momentum=muon; use optimizer=sgd or adamw with momentum=auto, or "
-            "spardl.attach(..., optimizer=[muon, adamw]) in your own loop"
-        )
+        method = resolve_momentum(method, None if schedule.alone else optimizer_parts(sample_optimizer(optimizer)))
+    # Without matrices it would update all parameters as Adam does.
+    if isinstance(method.momentum, MuonMomentum) and not isinstance(sample_optimizer(optimizer), MuonAdamW):
+        raise ConfigError("momentum=muon needs the matrices of optimizer=muon; use optimizer=muon with momentum=auto")
     return Plan(task, method, optimizer, make("lr_schedule"), schedule, _settings(plain["training"]))
 
 

@@ -19,7 +19,7 @@ from spardl.basics.version import __version__
 from spardl.clusters import Cluster
 from spardl.clusters.precompile import prepare
 from spardl.clusters.workers.processes import StopRequestedError
-from spardl.method.moving import double_momentum_warning
+from spardl.method.moving import double_momentum_warning, low_density_warning
 from trainer.checkpoint import saved_by
 from trainer.display import LogFile, make_display, show_activity
 from trainer.launch import Heartbeat, Launcher
@@ -196,7 +196,10 @@ class Experiment:
         found = (
             []
             if self.plan.schedule.alone
-            else [double_momentum_warning(self.plan.method, sample_optimizer(self.plan.optimizer))]
+            else [
+                double_momentum_warning(self.plan.method, sample_optimizer(self.plan.optimizer)),
+                low_density_warning(self.plan.method),
+            ]
         )
         if hosted := self.launcher.hosted():
             found.append(memory_warning(self.plan.need(hosted.each), hosted.processes, available_bytes()))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +19,7 @@ from spardl.basics.errors import ConfigError, SpardlError, first_line
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.elastic import sources
 from spardl.method.method import Method
-from spardl.method.moving import check_local_update
+from spardl.method.moving import check_local_update, matrices_of
 from spardl.protocol.programs import Worker
 from spardl.schedules.apply_update import ApplyUpdate, decay_of
 from spardl.schedules.engine import Schedule, Training
@@ -27,6 +27,7 @@ from spardl.vector.flat import FlatGradient
 from trainer.early_stopping import EarlyStopping
 from trainer.lr import LrSchedule
 from trainer.memory import Need
+from trainer.optimizers import OptimizerFactory, make_optimizer, optimizer_parts, takes_model
 from trainer.sampler import Batches, LaneSampler, Sampler, ShuffledSampler, TrainingWorker, average_buffers
 from trainer.task import Batch, Task
 
@@ -268,7 +269,7 @@ class Plan:
     Attributes:
         task: model, data, loss and metric.
         method: method that averages the gradients.
-        optimizer: builds the optimizer from the parameters.
+        optimizer: builds the optimizer; see :func:`trainer.optimizers.make_optimizer`.
         lr_schedule: factor on the learning rate over time.
         schedule: communication schedule of the gradients.
         settings: settings of the training loop.
@@ -276,7 +277,7 @@ class Plan:
 
     task: Task
     method: Method
-    optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+    optimizer: OptimizerFactory
     lr_schedule: LrSchedule
     schedule: Schedule
     settings: Settings
@@ -299,11 +300,14 @@ class Plan:
             )
         # Raises if there are too few examples.
         self.sampler(Worker(0, workers))
-        self._try_model()
+        model = self._try_model()
+        if takes_model(self.optimizer):
+            make_optimizer(self.optimizer, model)
         self._check_momentum()
         optimizer = sample_optimizer(self.optimizer)
         if self.method.momentum.moved:
-            check_local_update(self.method.momentum, optimizer)
+            for part in optimizer_parts(optimizer):
+                check_local_update(self.method.momentum, part)
 
     def _check_momentum(self) -> None:
         rule, given = self.method.momentum, getattr(self.optimizer, "keywords", {})
@@ -351,8 +355,8 @@ class Plan:
         return ShuffledSampler(examples, worker, settings.batch_size * settings.accumulation, settings.seed)
 
 
-def sample_optimizer(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]) -> torch.optim.Optimizer:
-    """Builds an optimizer for a single parameter, to check its settings before there is a model.
+def sample_optimizer(make: OptimizerFactory) -> torch.optim.Optimizer:
+    """Builds an optimizer for a vector, and a matrix if it distinguishes them, to check its settings before the model.
 
     Args:
         make: builds the optimizer from parameters.
@@ -363,7 +367,7 @@ def sample_optimizer(make: Callable[[Iterable[nn.Parameter]], torch.optim.Optimi
     _check_numbers(getattr(make, "keywords", {}))
     try:
         # torch's optimizers import further modules for about a second: once here instead of in each worker.
-        return make([nn.Parameter(torch.zeros(1))])
+        return make([nn.Parameter(torch.zeros(shape)) for shape in ((1,), (1, 1))[: 1 + takes_model(make)]])
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in getattr(make, "keywords", {}).items())
         raise ConfigError(
@@ -417,18 +421,21 @@ class Learner:
         torch.manual_seed(plan.settings.seed)
         self.model = plan.task.build_model().to(device, plan.settings.formats.weights)
         self.gradient = FlatGradient(self.model.named_parameters())
-        self._optimizer = plan.optimizer(self.model.parameters())
+        self._optimizer = make_optimizer(plan.optimizer, self.model)
+        parts = optimizer_parts(self._optimizer)
         self._base_rates = [group["lr"] for group in self._optimizer.param_groups]
         self._scale = LossScale(device, enabled=plan.settings.formats.scales)
         factor = self._scale.factor if self._scale.enabled else None
-        ApplyUpdate.of(plan.method.momentum, self._optimizer)
+        for part in parts:
+            ApplyUpdate.of(plan.method.momentum, part)
         training = Training(
             self.model,
             self.gradient,
             self._optimizer,
             plan.settings.clip_norm,
             factor,
-            decay=decay_of(plan.method.momentum, self._optimizer),
+            decay=decay_of(plan.method.momentum, parts),
+            matrices=matrices_of(parts) if plan.method.momentum.moved else (),
         )
         self.synchronizer = plan.schedule.start(plan.method, cluster, training)
         self.workers = [

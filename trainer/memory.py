@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import resource
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from torch import nn
 from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
 from spardl.vector.layout import Layout
+from trainer.optimizers import OptimizerFactory
 
 __all__ = ["Need", "available_bytes", "check_address_space", "memory_warning"]
 
@@ -47,7 +48,7 @@ class Need:
     def of(
         model: nn.Module,
         dtype: torch.dtype,
-        optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer],
+        optimizer: OptimizerFactory,
         method: Method,
         workers: int,
         *,
@@ -78,7 +79,7 @@ class Need:
         )
 
 
-def _moments(optimizer: Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer], dtype: torch.dtype) -> float:
+def _moments(optimizer: OptimizerFactory, dtype: torch.dtype) -> float:
     """Number of state values that an optimizer keeps per parameter."""
     parameter = nn.Parameter(torch.zeros(_PROBE, dtype=dtype))
     # Optimizers create their state in the first step.

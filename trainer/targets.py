@@ -398,10 +398,13 @@ def _find(target: str) -> Any:
 
 
 _AUTO, _OPTIMIZER, _OUTER = (f"spardl.{kind.__name__}" for kind in (AutoMomentum, OptimizerMomentum, OuterSteps))
-_ADAM = tuple(
-    f"{module}.{kind.__name__}"
-    for kind in (torch.optim.Adam, torch.optim.AdamW)
-    for module in ("torch.optim", kind.__module__)
+_ADAM = (
+    *(
+        f"{module}.{kind.__name__}"
+        for kind in (torch.optim.Adam, torch.optim.AdamW)
+        for module in ("torch.optim", kind.__module__)
+    ),
+    "trainer.optimizers.MuonAdamW",
 )
 
 

@@ -116,13 +116,24 @@ def test_a_model_file_sets_only_what_it_may(name: str) -> None:
     assert config.model._partial_ is True
 
 
-@pytest.mark.parametrize(("model", "optimizer"), some_quick(product(MODELS, OPTIMIZERS), 3))
+# Muon does not apply to models without matrices.
+FOR_ALL_MODELS = [name for name in OPTIMIZERS if name != "muon"]
+
+
+@pytest.mark.parametrize(("model", "optimizer"), some_quick(product(MODELS, FOR_ALL_MODELS), 3))
 def test_a_model_has_values_for_each_optimizer(model: str, optimizer: str) -> None:
     presets = OmegaConf.load(CONFIGURATIONS / "model" / f"{model}.yaml").presets
-    assert set(presets) == set(OPTIMIZERS)
+    assert set(FOR_ALL_MODELS) <= set(presets) <= set(OPTIMIZERS)
     assert set(presets[optimizer]) == {"lr", "weight_decay"}
     used = composed(f"model={model}", f"optimizer={optimizer}")["optimizer"]
     assert {name: used[name] for name in ("lr", "weight_decay")} == presets[optimizer]
+
+
+def test_muon_uses_the_preset_of_a_model_that_has_one() -> None:
+    preset = {"lr": 0.02, "weight_decay": 0.01}
+    assert OmegaConf.load(CONFIGURATIONS / "model" / "gpt_chars.yaml").presets.muon == preset
+    used = composed("model=gpt_chars", "optimizer=muon")["optimizer"]
+    assert {name: used[name] for name in preset} == preset
 
 
 @pytest.mark.parametrize("path", sorted((CONFIGURATIONS / "experiment").rglob("*.yaml")), ids=lambda path: path.stem)

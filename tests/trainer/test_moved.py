@@ -84,5 +84,5 @@ def test_the_optimizer_must_be_of_that_kind() -> None:
 def test_muon_before_compression_is_refused() -> None:
     plain = composed("momentum=adam", "optimizer=adamw")
     plain["momentum"] = {"_target_": "spardl.method.muon.MuonMomentum"}
-    with pytest.raises(ConfigError, match="the trainer does not support momentum=muon; use optimizer=sgd or adamw"):
+    with pytest.raises(ConfigError, match="momentum=muon needs the matrices of optimizer=muon"):
         build_plan(plain, build_dataset(plain))

@@ -109,6 +109,7 @@ SCHEDULES = {
     "wfbp": ("schedule=wfbp", "schedule.bucket_mb=0.1", "compressor=spardl"),
     "dear": ("schedule=dear", "schedule.threshold_mb=0.1", "compressor=spardl"),
     "outer": ("schedule=outer", "schedule.every=4", "compressor=spardl"),
+    "muon": ("model=gpt_chars", "optimizer=muon", "schedule=dear", "compressor=spardl", "training.eval_examples=20"),
     "dear_dense": ("schedule=dear", "schedule.layers=3", "compressor=none", "training.clip_norm=1"),
     # What these measure differs from run to run, and with it the groups; dense training does not depend on them.
     "dear_tuned": ("schedule=dear", "schedule.trials=3", "schedule.low_mb=0.05", "compressor=none"),
@@ -134,7 +135,9 @@ def test_every_schedule_continues(schedule: str, cluster: str, tmp_path: Path, u
     )
     assert here(*again) == 0
     found, expected = results(only_run(tmp_path / "out")), undisturbed[words]
-    names = found if schedule in ("wfbp", "dear", "dear_dense", "outer") else ("weights_sha256", "losses", "final")
+    names = (
+        found if schedule in ("wfbp", "dear", "dear_dense", "outer", "muon") else ("weights_sha256", "losses", "final")
+    )
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
 
 

@@ -4,6 +4,7 @@ from trainer.launch import ProcessGroup, Simulated
 from trainer.loggers import Csv, Several, TensorBoard
 from trainer.lr import Constant, Cosine, Exponential, LinearDecay, MultiStep
 from trainer.observers import NoLogger, Wandb
+from trainer.optimizers import MuonAdamW
 from trainer.sweep import SweepFolder
 
 __all__ = [
@@ -13,6 +14,7 @@ __all__ = [
     "Exponential",
     "LinearDecay",
     "MultiStep",
+    "MuonAdamW",
     "NoLogger",
     "ProcessGroup",
     "Several",

@@ -74,7 +74,7 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
         "lr_schedule": Kind(LrSchedule, ("trainer",), extensible=True),
         "model": Kind(nn.Module, ("tasks",), functions=True, partial=True, extensible=True),
         "momentum": Kind(Momentum),
-        "optimizer": Kind(torch.optim.Optimizer, ("torch.optim", "trainer.optimizers"), partial=True),
+        "optimizer": Kind(torch.optim.Optimizer, ("torch.optim", "trainer"), partial=True),
         "residual": Kind(Residual),
         "schedule": Kind(Schedule, extensible=True),
         "task": Kind(Task, ("tasks",), functions=True, extensible=True),

@@ -404,7 +404,7 @@ _ADAM = (
         for kind in (torch.optim.Adam, torch.optim.AdamW)
         for module in ("torch.optim", kind.__module__)
     ),
-    "trainer.optimizers.MuonAdamW",
+    "trainer.MuonAdamW",
 )
 
 

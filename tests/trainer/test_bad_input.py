@@ -206,7 +206,7 @@ def test_a_port_in_use(address: str, tmp_path: Path, capfd: pytest.CaptureFixtur
 
 def test_errors_that_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert here("model.depth=21", f"output_dir={tmp_path}") == 2
-    assert "use 20, 32, 44, 56 or 110" in one_line(capfd.readouterr().err)
+    assert "such as 20, 32, 44, 56 or 110" in one_line(capfd.readouterr().err)
 
 
 def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -86,7 +86,7 @@ COMPOSED = {
     "dataset.crop_padding=abc": "dataset.crop_padding must be a whole number, at least 0, got 'abc'",
     "force=maybe": "force must be true or false, got 'maybe'",
     "hydra/launcher=foo": "Could not find 'hydra/launcher/foo'",
-    "model.depth=1e9": "model.depth=1000000000.0 is not 6n+2",
+    "model.depth=1e9": "model.depth must be 6n+2",
     "optimizer.lr=[1]": "optimizer cannot be made with lr=[1]",
     "output_dir=[a]": "output_dir must name a folder, got ['a']",
     "output_dir=true": "output_dir must name a folder, got True",

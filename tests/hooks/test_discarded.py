@@ -122,7 +122,7 @@ def test_averages_that_were_cleared_are_undone() -> None:
     one, other = run_workers(2, work)
     assert one == other
     assert one[1::3] == [True, True]
-    assert one[2::3] == [["spardl: averages were cleared "]] * 2
+    assert one[2::3] == [["spardl: averaged gradients were cleared "]] * 2
 
 
 def test_averages_that_were_cleared_go_back_to_residuals() -> None:

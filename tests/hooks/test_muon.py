@@ -441,7 +441,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         attached(lambda model: [torch.optim.Muon(hidden(model)), torch.optim.SGD(others(model))]),
-        "supports Muon with AdamW or Adam, not Muon and SGD; use one of these, or a method",
+        "supports Muon with AdamW or Adam, not Muon and SGD; use one of these, or the method",
     ),
     (attached(muon_and_adamw, schedule="dear"), "schedule=dear supports one optimizer, got 2; use schedule=wfbp"),
     (attached(muon_and_adamw, scaler=GradScaler("cpu")), "scaler= supports one optimizer, got 2; train without"),

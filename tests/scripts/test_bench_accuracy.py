@@ -168,8 +168,8 @@ def test_a_summary_has_what_a_trainings_has() -> None:
     [
         (["--case", "foo"], "case foo: 'foo' does not exist; use one of alone, ddp, torch.fp16"),
         (["--case", "spardl.topka,optimizer=adam"], "write optimizer=True or optimizer=False, not 'adam'"),
-        (["--json", "none/x.json"], "--json none/x.json: make the folder none first"),
-        (["--train", "model=lstm_ptb,dataset=pydocs"], "are consecutive"),
+        (["--json", "none/x.json"], "--json none/x.json: create the folder none first"),
+        (["--train", "model=lstm_ptb,dataset=pydocs"], "needs consecutive batches"),
         (["--train", "model=none"], "--train model=none: "),
         (["--train", "model=lstm_imdb,dataset=imdb,data_dir=/none"], "imdb"),
     ],

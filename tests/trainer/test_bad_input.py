@@ -135,17 +135,17 @@ CASES = {
     "training.batch_size=abc": "training.batch_size must be a whole number, at least 1, got 'abc'",
     "training.epochs=abc": "training.epochs must be a number above 0, got 'abc'",
     "training.precision=fp8": "training.precision must be one of fp32, fp64, bf16, fp16, got 'fp8'",
-    "optimizer.lr=abc": "optimizer cannot be made with lr=abc",
+    "optimizer.lr=abc": "optimizer cannot be created with lr=abc",
     "optimizer.lr=-1": "Invalid learning rate: -1",
     "optimizer.lr=nan": "optimizer.lr must be a finite number, got nan",
     "optimizer.lr=inf": "optimizer.lr must be a finite number, got inf",
     "optimizer.lr=1e999": "optimizer.lr must be a finite number, got inf",
     "optimizer=adamw optimizer.lr=inf": "optimizer.lr must be a finite number, got inf",
     "optimizer.momentum=nan": "optimizer.momentum must be at least 0 and below 1, got nan",
-    "lr_schedule.warmup_epochs=abc": "lr_schedule needs warmup_epochs >= 0",
-    "lr_schedule.warmup_epochs=nan": "lr_schedule needs warmup_epochs >= 0",
-    "lr_schedule=multistep lr_schedule.milestones=5": "lr_schedule needs a list of epochs as milestones",
-    "lr_schedule=multistep lr_schedule.gamma=nan": "lr_schedule needs a list of epochs as milestones",
+    "lr_schedule.warmup_epochs=abc": "lr_schedule.warmup_epochs must be at least 0",
+    "lr_schedule.warmup_epochs=nan": "lr_schedule.warmup_epochs must be at least 0",
+    "lr_schedule=multistep lr_schedule.milestones=5": "lr_schedule.milestones must be a list of epochs",
+    "lr_schedule=multistep lr_schedule.gamma=nan": "lr_schedule.milestones must be a list of epochs",
     "seed=abc": "training.seed must be a whole number, got 'abc'",
     "seed=18446744073709551616": "training.seed must be from -2^63 to 2^64 - 1, got 18446744073709551616",
     "seed=-9223372036854775809": "training.seed must be from -2^63 to 2^64 - 1, got -9223372036854775809",
@@ -307,7 +307,7 @@ def test_all_checkpoints_are_bad(where: str, corrupt: Corrupt, capfd: pytest.Cap
 
 def test_a_run_of_another_configuration(corrupt: Corrupt, capfd: pytest.CaptureFixture[str]) -> None:
     assert here(*corrupt.words, f"resume={corrupt.run}", "seed=2", f"output_dir={corrupt.outputs}") == 2
-    assert "is a run of another configuration" in one_line(capfd.readouterr().err)
+    assert "but this configuration is that of run" in one_line(capfd.readouterr().err)
 
 
 def test_a_run_without_checkpoints(corrupt: Corrupt, capfd: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ COMPOSED = {
     "force=maybe": "force must be true or false, got 'maybe'",
     "hydra/launcher=foo": "Could not find 'hydra/launcher/foo'",
     "model.depth=1e9": "model.depth must be 6n+2",
-    "optimizer.lr=[1]": "optimizer cannot be made with lr=[1]",
+    "optimizer.lr=[1]": "optimizer cannot be created with lr=[1]",
     "output_dir=[a]": "output_dir must name a folder, got ['a']",
     "output_dir=true": "output_dir must name a folder, got True",
     "schedule=wfbp schedule.bucket_mb=nan": "schedule.bucket_mb must be a number of megabytes, at least 0",

@@ -134,7 +134,7 @@ def act(arguments: argparse.Namespace) -> None:
     if "RANK" not in os.environ:
         raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
     if arguments.json and not arguments.json.parent.is_dir():
-        raise ConfigError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
+        raise ConfigError(f"--json {arguments.json}: create the folder {arguments.json.parent} first")
     moves_optimizer(arguments.case)
     plan = planned(arguments.train)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))

@@ -221,7 +221,7 @@ def act(arguments: argparse.Namespace) -> None:
     if arguments.read is None and "RANK" not in os.environ:
         raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
     if arguments.json and not arguments.json.parent.is_dir():
-        raise ConfigError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
+        raise ConfigError(f"--json {arguments.json}: create the folder {arguments.json.parent} first")
     if arguments.write:
         put(arguments.write, "")  # fail before the measurement, which takes minutes
     content = read(arguments.read) if arguments.read else measured(arguments)

@@ -64,7 +64,10 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     if not (arguments.mb > 0 and arguments.rounds > 0 and arguments.short_rounds > 0):
         raise ConfigError("--mb, --rounds and --short-rounds must be above 0")
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
-        raise ConfigError("no WORLD_SIZE of two or more; start this with scripts/netlab.py run or torchrun")
+        raise ConfigError(
+            "at least two workers are needed, but WORLD_SIZE is missing or 1; start this with scripts/netlab.py run or "
+            "torchrun"
+        )
     return arguments
 
 

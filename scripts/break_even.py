@@ -112,13 +112,13 @@ def measured(path: Path) -> Callable[[int], Compressing]:
             for name, line in methods.items()
         }
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} does not hold times ({error!r}); make it with --measure {path}") from error
+        raise ConfigError(f"{path} contains no valid times ({error!r}); create it with --measure {path}") from error
 
     def line(workers: int, name: str, options: Mapping[str, Any]) -> Linear:
         try:
             return lines[workers, label(name, options)]
         except KeyError as error:
-            raise ConfigError(f"{path} lacks {error}; make it again with --measure {path}") from error
+            raise ConfigError(f"{path} has no times of {error}; create it again with --measure {path}") from error
 
     return lambda workers: lambda name, options: line(workers, name, options)
 

@@ -227,7 +227,7 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     if differing:
-        print(f"error: {differing} counts leave their formulas", file=sys.stderr)
+        print(f"error: {differing} counts differ from their formulas; see the table", file=sys.stderr)
     return 1 if differing else 0
 
 

@@ -142,7 +142,9 @@ def pages() -> dict[str, Page]:
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "docs").rglob("*.md")}
     quoting = {name: QUOTING for name, text in texts.items() if quotes.MARK.search(text)}
     if both := quoting.keys() & PAGES.keys():
-        raise ConfigError(f"{min(both)} must not quote tables of exhibits: its other tables have a renderer")
+        raise ConfigError(
+            f"{min(both)} is generated, so it must not quote tables of exhibits; remove the marks of the quoted tables"
+        )
     return dict(sorted({**PAGES, **quoting}.items()))
 
 

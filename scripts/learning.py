@@ -129,7 +129,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"table {arguments.only!r} does not exist; choose one from {PLANS.name}")
     if arguments.run:
         if reason := unshippable(environment()):
-            raise ConfigError(f"trainings would be {reason} and could not be recorded; commit first")
+            raise ConfigError(f"trainings cannot be recorded, because they would be {reason}; commit first")
         with choices.composing():
             return FAILED if run(tasks, arguments.records, arguments.outputs, arguments.jobs) else FINISHED
     records = on_record(arguments.records)
@@ -151,7 +151,9 @@ def check(tasks: Sequence[Task], records: Records) -> None:
     """
     with choices.composing():
         if found := stale(tasks, records):
-            raise ConfigError(f"{len(found)} recorded commands now stand for other runs; record them again: {found[0]}")
+            raise ConfigError(
+                f"{len(found)} recorded commands no longer describe their runs (first: {found[0]}); record them again"
+            )
 
 
 def main() -> int:

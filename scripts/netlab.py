@@ -110,7 +110,7 @@ def run(arguments: argparse.Namespace) -> int:
     if not shutil.which(arguments.command[0]):
         raise LabError(f"program {arguments.command[0]} not found; give its path or set PATH")
     if arguments.json and not arguments.json.parent.is_dir():
-        raise LabError(f"--json {arguments.json}: make the folder {arguments.json.parent} first")
+        raise LabError(f"--json {arguments.json}: create the folder {arguments.json.parent} first")
     demand({**PACKAGES, **PACKAGES_FOR_DELAY} if lab.delay_ms else PACKAGES)
     way = isolation(arguments.user_namespace)
     for doubt in filter(None, (lab.doubt(), lab.delay_doubt())):

@@ -259,7 +259,7 @@ def table_of_runs(words: Sequence[str]) -> int:
 
 def no_finished_run() -> int:
     """Says that there is nothing to report, and returns the exit code."""
-    print("error: none of these folders holds a finished run; make one with python train.py", file=sys.stderr)
+    print("error: none of these folders contains a finished run; create one with python train.py", file=sys.stderr)
     return BAD_INPUT
 
 

@@ -86,7 +86,7 @@ def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, Measur
     for model in given:
         if model not in known:
             way_out = f"profile one of {', '.join(known)}" if known else "remove it"
-            raise ConfigError(f"--profile {model}: no chosen exhibit assumes its passes at {scale}; {way_out}")
+            raise ConfigError(f"--profile {model} has no effect on the chosen exhibits at {scale}; {way_out}")
     for name, models in assumed.items():
         print(said_of(name, models, given), flush=True)
     return [exhibit.with_passes(given) for exhibit in exhibits]

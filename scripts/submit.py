@@ -79,7 +79,7 @@ def submit(arguments: argparse.Namespace) -> int:
     first: Planned = planned[0]
     place = _place(arguments.here, {run.cluster for run in planned})
     if len({(run.outputs, run.force) for run in planned}) > 1:
-        raise ConfigError("all runs of a submission need the same output_dir and the same force")
+        raise ConfigError("the runs have different output_dir or force; submit them separately")
     kept = {run.id: run for run in planned if not _is_done(run.outputs, run.id, run.force)}
     if len(planned) > len({run.id for run in planned}):
         print(
@@ -100,7 +100,9 @@ def _split(words: Sequence[str], file: Path) -> tuple[Site, list[str]]:
 
 def _place(here: bool, clusters: set[str]) -> Place:
     if LOCAL in clusters and len(clusters) > 1:
-        raise ConfigError(f"cluster={','.join(sorted(clusters))} mixes local and other runs; submit them separately")
+        raise ConfigError(
+            f"cluster={','.join(sorted(clusters))} contains local runs and Slurm runs; submit them separately"
+        )
     place = PLACES[Here.name if here or LOCAL in clusters else Slurm.name]()
     place.check()
     return place

@@ -59,13 +59,13 @@ class BertPretraining(Task):
         mask_fraction: float = 0.15,
     ) -> None:
         if seq_len < SHORTEST:
-            raise ConfigError(f"task.seq_len={seq_len}: use {SHORTEST} or more")
+            raise ConfigError(f"task.seq_len must be at least {SHORTEST}, got {seq_len}")
         if not 0 < mask_fraction < 1:
-            raise ConfigError(f"task.mask_fraction={mask_fraction}: use a number between 0 and 1")
+            raise ConfigError(f"task.mask_fraction must be above 0 and below 1, got {mask_fraction}")
         text = require(dataset, TextDataset, "bert pre-training")
         if len(text.special.ids) < len(SpecialTokens.NAMES):
             raise ConfigError(
-                f"bert pre-training needs text with its special tokens; dataset={text.name} has whole words and no "
+                f"bert pre-training needs text with BERT's special tokens, but dataset={text.name} has no "
                 f"{SpecialTokens.NAMES[-1]}; use {TextDataset.examples}"
             )
         self.model = model

@@ -64,7 +64,9 @@ def _stream(corpus: Corpus, separator: int) -> Tensor:
     end = corpus.tokens.new_tensor([separator])
     pieces = [piece for document in corpus.tokens.split(lengths) for piece in (document, end)]
     if not pieces:
-        raise DataError("language modeling needs at least one document in each split; the data set lacks one")
+        raise DataError(
+            "language modeling needs at least one document in each split, but a split is empty; use another dataset"
+        )
     return torch.cat(pieces)
 
 
@@ -107,9 +109,9 @@ class LanguageModeling(Task):
         lanes: int | None = None,
     ) -> None:
         if seq_len < 1:
-            raise ConfigError(f"task.seq_len={seq_len}: use 1 or more")
+            raise ConfigError(f"task.seq_len must be at least 1, got {seq_len}")
         if eval_context < 0:
-            raise ConfigError(f"task.eval_context={eval_context}: use 0 or more")
+            raise ConfigError(f"task.eval_context must be at least 0, got {eval_context}")
         text = require(dataset, TextDataset, "language modeling")
         self.model = model
         self.vocab_size = text.vocab_size

@@ -109,7 +109,9 @@ class SentencePairs:
             for first, count in _pack(starts, begin, end, self.capacity)
         ]
         if len(edges) <= 2 or not found:
-            raise DataError("bert pre-training needs two or more documents of several sentences in each split")
+            raise DataError(
+                "bert pre-training needs at least two documents of several sentences in each split; use another dataset"
+            )
         first, count, document = torch.tensor(found).unbind(dim=1)
         return _Chunks(first, count, document)
 

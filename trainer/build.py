@@ -119,7 +119,10 @@ def _recall(folder: Path) -> dict[str, Any]:
     try:
         plain: Any = OmegaConf.to_container(OmegaConf.load(StringIO(read_yaml(file))))
     except (OSError, ValueError, YAMLError, OmegaConfBaseException) as error:
-        raise ConfigError(f"start_from: {file}, the configuration of its run, cannot be read ({error})") from error
+        raise ConfigError(
+            f"start_from cannot be used: its run's configuration {file} cannot be read ({error}); choose a checkpoint "
+            "of another run"
+        ) from error
     return plain if isinstance(plain, dict) else {}
 
 
@@ -192,7 +195,7 @@ def _make(plain: Mapping[str, Any], name: str, **extra: Any) -> Any:
         if isinstance(cause, SpardlError):
             raise cause from None
         given = ", ".join(f"{key}={value}" for key, value in node.items() if not key.startswith("_"))
-        raise ConfigError(f"{name} cannot be made with {given}: {type(cause).__name__}: {cause}") from cause
+        raise ConfigError(f"{name} cannot be created with {given}: {type(cause).__name__}: {cause}") from cause
 
 
 def _early_stopping(node: Any) -> EarlyStopping:

@@ -239,9 +239,9 @@ def _check_owner(checkpoint: Path, workers: int | None, run: str | None) -> None
     identity = _identity(checkpoint, sums, _MANIFEST)
     owner, saved = identity["run"] if identity else None, _count_workers(sums)
     if None not in (run, owner) and owner != run:
-        raise _corrupt(checkpoint, f"run {owner} saved it, and this is run {run}; move it back to its own folder")
+        raise _corrupt(checkpoint, f"it was saved by run {owner}, but this is run {run}; move it back to its folder")
     if workers is not None and (saved > workers or (identity and saved != workers)):
-        raise _corrupt(checkpoint, f"it was saved by {saved} workers, and this run has {workers}; move it away")
+        raise _corrupt(checkpoint, f"it was saved by {saved} workers, but this run has {workers}; move it elsewhere")
 
 
 def _check_step(checkpoint: Path, sums: Mapping[str, Any]) -> None:
@@ -263,7 +263,7 @@ def _identity(checkpoint: Path, content: Mapping[str, Any], name: str) -> dict[s
         version = identity.get("format") if isinstance(identity, dict) else identity
         raise _corrupt(
             checkpoint,
-            f"{name} has format {version!r}, and this version of spardl reads {_FORMAT}; use the version that saved it",
+            f"{name} has format {version!r}, but this version of spardl reads {_FORMAT}; use the version that saved it",
         )
     kinds: Mapping[str, Any] = {"run": (str, type(None)), "step": int, "workers": int}
     wrong = [key for key, kind in kinds.items() if not isinstance(identity.get(key, ()), kind)]
@@ -278,7 +278,7 @@ def _read_sums(checkpoint: Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise _corrupt(checkpoint, f"{_MANIFEST} cannot be read ({error})") from error
     if not isinstance(sums, dict):
-        raise _corrupt(checkpoint, f"{_MANIFEST} holds no checksums")
+        raise _corrupt(checkpoint, f"{_MANIFEST} contains no checksums")
     return sums
 
 
@@ -310,7 +310,7 @@ def restoring(checkpoint: Path, rank: int | None) -> Iterator[None]:
     except torch.OutOfMemoryError:  # a RuntimeError, but no fault of the file
         raise
     except KeyError as error:
-        raise _corrupt(checkpoint, f"{name} lacks {error}; take an older checkpoint") from error
+        raise _corrupt(checkpoint, f"{name} has no {error}; use an older checkpoint") from error
     except (AttributeError, IndexError, RuntimeError, TypeError, ValueError) as error:
         if isinstance(error, SpardlError):
             raise
@@ -330,17 +330,17 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
             content: Any = torch.load(file, map_location=device, weights_only=True)
     except UnpicklingError as error:
         # torch's message would explain how to execute the code in the file.
-        reason = "it does not hold only tensors and plain data; no code in it was executed"
+        reason = "it contains objects other than tensors and plain data; no code in it was executed"
         raise _corrupt(checkpoint, f"{name} cannot be read ({reason})") from error
     except Exception as error:
         raise _corrupt(checkpoint, f"{name} cannot be read ({first_line(error)})") from error
     if not isinstance(content, dict):
-        raise _corrupt(checkpoint, f"{name} holds a {type(content).__name__}, not a dict")
+        raise _corrupt(checkpoint, f"{name} must contain a dict, got {type(content).__name__}")
     # Checksums cannot detect a file that was copied from another checkpoint together with its manifest line.
     found = _identity(checkpoint, content, name)
     expected = _identity(checkpoint, _read_sums(checkpoint), _MANIFEST)
     if found != (expected and {**expected, "rank": rank}):
-        raise _corrupt(checkpoint, f"{name} is {_described(found)}, and {_MANIFEST} {_described(expected)}")
+        raise _corrupt(checkpoint, f"{name} is {_described(found)}, but {_MANIFEST} is {_described(expected)}")
     content.pop(_IDENTITY, None)
     return content
 

@@ -131,7 +131,7 @@ def _check_folder(folder: Path) -> None:
         if path.resolve().is_relative_to(CONFIGURATIONS) or not _sets_hydra(path, path.relative_to(folder)):
             continue
         raise ConfigError(
-            f"{path} cannot be used: it sets a part of Hydra; remove that, and type it as hydra.KEY=VALUE"
+            f"{path} cannot be used: it sets a part of Hydra; remove this setting, and type it as hydra.KEY=VALUE"
         )
 
 

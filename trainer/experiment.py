@@ -186,7 +186,7 @@ class Experiment:
         # A checkpoint that was moved between folders would be compared with the wrong configuration.
         if None not in (owner, saver) and owner != saver:
             raise CheckpointError(
-                f"start_from={given} was saved by run {saver}, and {folder} is run {owner}; move it back"
+                f"start_from={given} was saved by run {saver}, but {folder} is run {owner}; move it back"
             )
         check_branch(checkpoint, result_settings(before), result_settings(self.config), workers)
         return checkpoint

@@ -345,7 +345,7 @@ class Plan:
         except SpardlError:
             raise
         except Exception as error:
-            raise ConfigError(f"model cannot be made: {type(error).__name__}: {first_line(error)}") from error
+            raise ConfigError(f"model cannot be created: {type(error).__name__}: {first_line(error)}") from error
 
     def sampler(self, worker: Worker) -> Sampler:
         """Builds the sampler of a worker's share of the training data."""
@@ -371,7 +371,7 @@ def sample_optimizer(make: OptimizerFactory) -> torch.optim.Optimizer:
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in getattr(make, "keywords", {}).items())
         raise ConfigError(
-            f"optimizer cannot be made with {given}: {type(error).__name__}: {first_line(error)}"
+            f"optimizer cannot be created with {given}: {type(error).__name__}: {first_line(error)}"
         ) from error
 
 

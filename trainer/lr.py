@@ -34,13 +34,16 @@ class LrSchedule(ABC):
         numbers = is_finite(self.warmup_epochs) and is_finite(self.warmup_factor)
         if not numbers or self.warmup_epochs < 0 or not 0 <= self.warmup_factor <= 1:
             raise ConfigError(
-                "lr_schedule needs warmup_epochs >= 0 and warmup_factor in [0, 1], got "
-                f"{self.warmup_epochs} and {self.warmup_factor}"
+                "lr_schedule.warmup_epochs must be at least 0 and warmup_factor from 0 to 1, got "
+                f"warmup_epochs={self.warmup_epochs} and warmup_factor={self.warmup_factor}"
             )
         if not is_number(float, self.warmup_fraction) or not 0 <= self.warmup_fraction < 1:
-            raise ConfigError(f"lr_schedule.warmup_fraction must be in [0, 1), got {self.warmup_fraction}")
+            raise ConfigError(f"lr_schedule.warmup_fraction must be at least 0 and below 1, got {self.warmup_fraction}")
         if self.warmup_epochs and self.warmup_fraction:
-            raise ConfigError("lr_schedule takes warmup_epochs or warmup_fraction, not both; set one of them to 0")
+            raise ConfigError(
+                f"lr_schedule.warmup_epochs={self.warmup_epochs} and warmup_fraction={self.warmup_fraction} exclude "
+                "each other; set one of them to 0"
+            )
 
     def factor(self, epoch: float, epochs: float) -> float:
         """Factor on the learning rate.
@@ -135,8 +138,8 @@ class MultiStep(LrSchedule):
         listed = isinstance(self.milestones, Sequence) and all(is_finite(epoch) for epoch in self.milestones)
         if not listed or not is_finite(self.gamma):
             raise ConfigError(
-                "lr_schedule needs a list of epochs as milestones and a finite number as gamma, got "
-                f"{self.milestones} and {self.gamma}"
+                "lr_schedule.milestones must be a list of epochs and gamma a finite number, got "
+                f"milestones={self.milestones} and gamma={self.gamma}"
             )
 
     def _decay(self, epoch: float, epochs: float) -> float:

@@ -310,7 +310,7 @@ def _named_run(folder: Path, identity: str) -> Run:
         raise CheckpointError(f"resume={folder} is not the folder of a run; name a run folder, or use resume=auto")
     if found != identity:
         raise CheckpointError(
-            f"resume={folder} is a run of another configuration ({found}, this one is {identity}); "
+            f"resume={folder} is run {found}, but this configuration is that of run {identity}; "
             f"repeat the original command, or start a new run with start_from={folder}/checkpoints/step-NUMBER"
         )
     return run
@@ -349,7 +349,7 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
     verify_checkpoint(checkpoint, workers)
     if workers is not None and saved_workers(checkpoint) != workers:
         raise CheckpointError(
-            f"start_from={checkpoint} was saved by {saved_workers(checkpoint)} workers, and this run has {workers}; "
+            f"start_from={checkpoint} was saved by {saved_workers(checkpoint)} workers, but this run has {workers}; "
             f"use cluster.workers={saved_workers(checkpoint)}"
         )
     step, last = checkpoint.name.removeprefix("step-"), now.get("training", {}).get("max_steps")
@@ -361,6 +361,6 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
     for key in sorted(set(old) | set(new)):
         if old.get(key) != new.get(key):
             raise CheckpointError(
-                f"start_from={checkpoint}: its run had {key}={old.get(key)}, and this one has {new.get(key)}; only "
-                f"{', '.join(FREE[:-1])} may differ"
+                f"start_from={checkpoint} was saved with {key}={old.get(key)}, but this run has {new.get(key)}; change "
+                f"only {', '.join(FREE[:-1])}"
             )

@@ -455,7 +455,7 @@ class Trainer:
         if odd:
             raise TrainingError(
                 f"the {what} of ranks {odd} differ from rank 0's at step {self._progress.step}: "
-                "replicas must be bitwise identical"
+                "replicas must be bitwise identical; check the machines with spardl doctor"
             )
         self._progress.checks += 1
 

@@ -176,6 +176,6 @@ def planned(words: str) -> Plan:
     plan = build_plan(plain, build_dataset(plain))
     if plan.task.consecutive:
         raise ConfigError(
-            f"--train {words}: batches of this task are consecutive, this loop shuffles them; choose another task"
+            f"--train {words}: this task needs consecutive batches, but this loop shuffles them; choose another task"
         )
     return plan

@@ -167,7 +167,10 @@ def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
         for name, rows in tables.items():
             missing = {*rows} - {*content["tasks"].get(name, {"rates": ()})["rates"]}
             if missing:
-                raise ConfigError(f"page {page} shows rows that {name} lacks: {', '.join(sorted(missing))}")
+                raise ConfigError(
+                    f"page {page} shows rows that task {name} does not have: {', '.join(sorted(missing))}; add or "
+                    "remove them"
+                )
     return found
 
 
@@ -176,7 +179,7 @@ def _task(name: str, node: Mapping[str, Any], rows: Mapping[str, str]) -> Task:
     needed = [DENSE, ALONE, *(row for pair in compared for row in pair[1:] if row is not None)]
     missing = [each for each in dict.fromkeys(needed) if each not in node["rates"]]
     if missing:
-        raise ConfigError(f"task {name} lacks rows that others refer to: {', '.join(missing)}; add them")
+        raise ConfigError(f"task {name} is missing rows that its comparisons need: {', '.join(missing)}; add them")
     return Task(
         name,
         node["title"],

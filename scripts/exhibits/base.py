@@ -151,7 +151,7 @@ class Exhibit(ABC):
         Raises:
             ConfigError: if the exhibit has no seeds.
         """
-        raise ConfigError(f"{self.name} has no seeds to choose; remove --seeds")
+        raise ConfigError(f"--seeds has no effect on {self.name}, which uses no seeds; remove it")
 
     def assumes(self, scale: str) -> Sequence[str]:
         """Models whose passes are assumed, not measured; most exhibits have none."""

@@ -45,7 +45,7 @@ class MeasuredPasses(NamedTuple):
         found = sum(self.profile.entries)
         if found != entries:
             raise ConfigError(
-                f"--profile {model}={self.path} has {found:,} parameters, {model} has {entries:,}; "
+                f"--profile {model}={self.path} has {found:,} parameters, but {model} has {entries:,}; "
                 f"measure {model} with scripts/profile_model.py"
             )
         return self

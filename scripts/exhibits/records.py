@@ -105,7 +105,7 @@ def record(job: Job, outcome: Outcome, path: Path) -> dict[str, Any]:
         DataError: if the file is damaged or locked by another process.
     """
     if reason := unshippable(outcome.made):
-        raise ConfigError(f"{outcome.where} was {reason}; commit, delete it, and do it again")
+        raise ConfigError(f"{outcome.where} was {reason}; commit, delete this result, and run it again")
     line = json.dumps({"id": job.id, "command": job.command, **job.recorded(outcome)})
     content: dict[str, Any] = json.loads(line)
     path.parent.mkdir(parents=True, exist_ok=True)

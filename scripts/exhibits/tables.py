@@ -67,7 +67,10 @@ class Table:
     def __post_init__(self) -> None:
         for row in self.rows:
             if len(row.cells) != len(self.columns) - 1:
-                raise ValueError(f"{self.title}: {row.name} has {len(row.cells)} cells for {self.columns[1:]}")
+                raise ValueError(
+                    f"{self.title}: row {row.name} must have a cell for each of {self.columns[1:]}, got "
+                    f"{len(row.cells)} cells"
+                )
 
     @property
     def numeric(self) -> list[bool]:

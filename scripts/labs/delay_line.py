@@ -167,7 +167,7 @@ def packet_number(datagram: bytes) -> int:
             number: int = struct.unpack_from(">I", datagram, place + 4)[0]
             return number
         place += max(4, (length + 3) & ~3)
-    raise OSError(errno.EPROTO, "message from the kernel lacks a packet number")
+    raise OSError(errno.EPROTO, "message from the kernel has no packet number")
 
 
 @contextlib.contextmanager

@@ -118,7 +118,7 @@ def _holder(path: Path) -> int | None:
         if text := path.read_text():
             return int(text)
         if time.monotonic() > until:
-            raise ConfigError(f"{path} is locked by an unknown process; find it with: fuser {path}")
+            raise ConfigError(f"{path} is locked by an unknown process; find it with: fuser {path}, and stop it")
         time.sleep(_EVERY)
     return None
 

@@ -265,10 +265,10 @@ def _read(folder: Path) -> Submission:
 def _parsed(content: Any, folder: Path) -> Submission:
     for name, kind in _FIELDS.items():
         if not isinstance(content[name], kind):
-            raise TypeError(f"field {name} has the value {content[name]!r}")
+            raise TypeError(f"field {name} has the invalid value {content[name]!r}")
     entries = tuple(_entry(entry) for entry in content["entries"])
     if not entries:
-        raise TypeError("entries are missing")
+        raise TypeError("field entries is empty")
     return Submission(**{**content, "folder": folder, "outputs": Path(content["outputs"]), "entries": entries})
 
 

@@ -106,7 +106,7 @@ def open_regular(path: Path, limit: int | None = None) -> BinaryIO:
 
 
 def _too_large(path: Path, limit: int | None) -> OSError:
-    return OSError(errno.EFBIG, f"larger than {limit:,} bytes", str(path))
+    return OSError(errno.EFBIG, f"file is larger than {limit:,} bytes", str(path))
 
 
 def read_regular(path: Path, limit: int = RECORD_BYTES) -> bytes:
@@ -155,7 +155,7 @@ def read_json(path: Path, limit: int = RECORD_BYTES) -> Any:
     try:
         return json.loads(read_regular(path, limit))
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("content is nested too deeply") from None
 
 
 def read_yaml(path: Path) -> str:
@@ -179,15 +179,15 @@ def bounded_yaml(text: str) -> str:
     import yaml  # type: ignore[import-untyped, unused-ignore]  # noqa: PLC0415 - an optional dependency
 
     if len(text) > _YAML_BYTES:
-        raise ValueError(f"longer than {_YAML_BYTES:,} characters")
+        raise ValueError(f"text is longer than {_YAML_BYTES:,} characters")
     try:
         # Composing does not expand aliases, so nested aliases cannot exhaust the memory here.
         root = yaml.compose(text, yaml.SafeLoader)
         nodes = _expanded(root, {}) if root else 0
     except RecursionError:
-        raise ValueError("nested too deeply") from None
+        raise ValueError("content is nested too deeply") from None
     if nodes > _YAML_NODES:
-        raise ValueError(f"more than {_YAML_NODES:,} nodes after alias expansion")
+        raise ValueError(f"aliases expand to more than {_YAML_NODES:,} nodes")
     return text
 
 

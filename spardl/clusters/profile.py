@@ -270,7 +270,7 @@ def _layer(row: Any, where: str) -> LayerTimes:
     shapes = found.get("shapes", [])
     right = isinstance(shapes, list) and all(isinstance(shape, list) for shape in shapes)
     right = right and all(is_number(int, length) and length >= 0 for shape in shapes for length in shape)
-    _demand(right, f"{where}shapes", shapes, "lists of whole numbers, one list per tensor")
+    _demand(right, f"{where}shapes", shapes, "a list that contains the shape of each tensor as a list")
     return LayerTimes(**{**found, "shapes": tuple(map(tuple, shapes))})
 
 
@@ -305,8 +305,8 @@ def _demand_text(name: str, value: object) -> None:
 
 def _demand_seconds(name: str, value: Any, limit: float) -> None:
     finite = is_number(float, value) and math.isfinite(value)
-    most = f" to {limit:g}" if math.isfinite(limit) else " up"
-    _demand(finite and 0 <= value <= limit, name, value, f"seconds from 0{most}")
+    bounds = f"from 0 to {limit:g}" if math.isfinite(limit) else "at least 0"
+    _demand(finite and 0 <= value <= limit, name, value, f"a number of seconds, {bounds}")
 
 
 def _demand(holds: bool, name: str, value: object, wanted: str) -> None:

@@ -117,10 +117,9 @@ def check_joined(ddp: nn.Module | None, before: object) -> None:
     uneven = getattr(now, "enable", False) and not getattr(now, "throw_on_early_termination", False)
     if uneven and now is not before:
         raise ConfigError(
-            "ddp.join() lets some workers make fewer steps, but with optimizer= every worker is needed in every step; "
-            "give all workers the same number of batches (DistributedSampler, or "
-            "join(throw_on_early_termination=True)), or remove optimizer= and use "
-            'recipe="published" with schedule="wfbp"; after a join() block, wrap the module in a new DDP'
+            "ddp.join() lets workers stop early, but optimizer= needs all workers in every step; give all workers the "
+            "same number of batches (DistributedSampler) and remove join(), or call attach() without optimizer=, with "
+            'recipe="published" and schedule="wfbp"; after a join() block, wrap the module in a new DDP'
         )
 
 

@@ -120,8 +120,8 @@ class DelayedUpdate:
         )
         if self._clip_norm is None:
             raise ConfigError(
-                f"{line}delete clip_grad_norm_() from the loop and pass clip_norm= to attach() instead (calls that "
-                "change no value count as well), and scaler= if you use a GradScaler"
+                f"{line}delete clip_grad_norm_() from the loop, even if it changes no value, and pass clip_norm= to "
+                "attach() instead (and scaler= if you use a GradScaler)"
             )
         if not unchanged and not self._is_clipped(self._clip_norm):
             raise ConfigError(
@@ -199,8 +199,8 @@ class DelayedUpdate:
         """
         if self._awaits_step:
             warnings.warn(
-                "spardl: detach() was called between backward() and step(), so that step changes nothing; call it "
-                "after step().",
+                "spardl: detach() was called between backward() and step(), so this step() will change no weights; "
+                "call detach() after step().",
                 stacklevel=3,
             )
             for parameter in self._averager.gradient.parameters:

@@ -193,16 +193,16 @@ class StepGuard:
         if len(self._pending) < len(self._optimizers):
             kinds = " and ".join(type(each).__name__ for each in self._optimizers if each in self._pending)
             raise ConfigError(
-                f"step() of {kinds} was not called after the last backward pass, but that of another optimizer of "
-                "this handle was; call step() of all of them in every step"
+                f"step() of {kinds} was not called after the last backward pass, although step() of another optimizer "
+                "of this handle was; call step() of all optimizers in every step"
             )
         self._pending.clear()
         if not self._warned:
             warnings.warn(
-                "spardl: averages were cleared before the optimizer's step() and went back to the residuals, and the "
-                "handle now takes a snapshot in each step to undo the next such passes; run backward passes that are "
-                "to change nothing (of a discriminator in the generator's step) in handle.discard() or no_sync(), on "
-                "all workers.",
+                "spardl: averaged gradients were cleared before optimizer.step() applied them, so they went back to "
+                "the residuals, and each step now takes a snapshot to undo such backward passes; run backward passes "
+                "whose gradients are not used (such as those of a discriminator in the generator's step) in "
+                "handle.discard() or no_sync(), on all workers.",
                 stacklevel=4,
             )
             self._warned = True
@@ -241,9 +241,9 @@ class StepGuard:
 
     def _raise_mixed(self, name: str) -> None:
         raise ConfigError(
-            f"the gradient of {name} was averaged again together with an earlier average; call optimizer.zero_grad() "
-            "before the first backward pass of each step, and run all backward passes of a step except the last, and "
-            "those that are to change nothing, in no_sync()"
+            f"the gradient of {name} still contained an earlier average when it was averaged; call "
+            "optimizer.zero_grad() before the first backward pass of each step, and run all backward passes of a step "
+            "except the last, and those whose gradients are not used, in no_sync()"
         )
 
     def check_step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
@@ -259,8 +259,8 @@ class StepGuard:
         if optimizer not in self._pending:
             if stale := [self._stale[each] for each in parameters if each in self._stale and _has_gradient(each)]:
                 raise ConfigError(
-                    f"step() would apply the gradient of {min(stale)} again, with the gradient of a later backward "
-                    "pass added; call optimizer.zero_grad() before the first backward pass of each step"
+                    f"step() would apply the gradient of {min(stale)} again, because a later backward pass was added "
+                    "to it; call optimizer.zero_grad() before the first backward pass of each step"
                 )
             check_no_gradients(parameters)
         mixed = [self._mixed[each] for each in parameters if each in self._mixed and _has_gradient(each)]
@@ -407,9 +407,9 @@ def check_no_gradients(parameters: Iterable[nn.Parameter]) -> None:
     """
     if any(_has_gradient(each) for each in parameters):
         raise ConfigError(
-            "step() would apply gradients that were not averaged since the last step(); before each step() call "
+            "step() would apply gradients that were not averaged since the last step(); before each step(), call "
             "zero_grad(), run a forward pass through the model of this handle (not ddp.module) and a backward pass "
-            "outside no_sync(); call detach() to train the model without the handle"
+            "outside no_sync(); to train without the handle, call detach()"
         )
 
 
@@ -417,8 +417,8 @@ def warn_clipped(clip_norm: float) -> None:
     """Warns that the loop clips gradients that the handle has already clipped to ``clip_norm``, their largest norm."""
     warnings.warn(
         "spardl: clip_grad_norm_() between backward() and step() has no effect, because this handle already clips to "
-        f"clip_norm={clip_norm}; delete it from the loop (with another limit it is an error as soon as it changes a "
-        "gradient).",
+        f"clip_norm={clip_norm}; delete it from the loop (with another limit, it raises an error as soon as it changes "
+        "a gradient).",
         stacklevel=5,
     )
 
@@ -663,8 +663,8 @@ def _changed_gradient(averager: Averager, parameter: nn.Parameter, clip_norm: fl
             f"{line}delete clip_grad_norm_() from the loop, because this handle already clips to clip_norm={clip_norm}"
         )
     return ConfigError(
-        f"{line}delete clip_grad_norm_() from the loop and pass clip_norm= to the handle instead (calls that change no "
-        'value count as well), pass scaler= if you use a GradScaler, or use recipe="published"'
+        f"{line}delete clip_grad_norm_() from the loop, even if it changes no value, and pass clip_norm= to the handle "
+        'instead (and scaler= if you use a GradScaler), or use recipe="published"'
     )
 
 

@@ -562,14 +562,15 @@ def _check_loaded(
     same = [torch.equal(*pair) for pair in zip(parameters, anchors, strict=True) if pair[0] in own]
     if not any(same):
         raise ConfigError(
-            "weights were changed after this Outer was created, and its first exchange would undo that; load "
-            "weights on rank 0, at least, before creating the Outer"
+            "weights were changed after this Outer was created, so its first exchange would undo the change; load "
+            "weights before creating the Outer, at least on rank 0"
         )
     # A forward pass may change single parameters (max_norm of an embedding), so this is not an error.
     if not all(same):
         warnings.warn(
-            f"spardl: {same.count(False)} of {len(same)} parameters were changed after this Outer was created, and "
-            "its first exchange treats that as local training; if they were loaded, load before creating the Outer.",
+            f"spardl: {same.count(False)} of {len(same)} parameters were changed after this Outer was created, so its "
+            "first exchange counts the change as local training; if you loaded weights, load them before creating the "
+            "Outer.",
             stacklevel=4,
         )
 
@@ -597,7 +598,8 @@ def _check_own(values: Mapping[str, Any], shapes: list[torch.Size], fragments: l
     counts = [own["since"], *left, *exchanges, *aloft.keys(), *aloft.values()] if lists else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ConfigError(
-            "this state is damaged: its numbers of steps or exchanges are not counts; load what state_dict() returned"
+            "this state is damaged: its numbers of steps and exchanges must be whole numbers, at least 0; load what "
+            "state_dict() returned"
         )
     if len(others) + 1 != len(fragments):
         raise ConfigError(
@@ -646,7 +648,7 @@ def _warn_of_misuse(parameters: list[nn.Parameter], group: Any, doubt: str | Non
             warnings.warn(
                 "spardl: these parameters are in a DistributedDataParallel that averages their gradients over "
                 f"{len(shared)} of the same ranks in every step, so local steps save nothing; train the module without "
-                "DDP, or give DDP the process group of a node and Outer (group=) one between nodes.",
+                "DDP, or pass a process group inside the node to DDP and one between nodes to Outer (group=).",
                 stacklevel=3,
             )
             return

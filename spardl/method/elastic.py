@@ -51,7 +51,7 @@ def redistribute(vectors: Sequence[Tensor], worker: Worker, before: int, into: T
     into.zero_()
     for rank, vector in zip(sources(worker, before), vectors, strict=True):
         if vector.shape != into.shape:
-            raise ValueError(f"a saved vector has {vector.numel()} entries, expected {into.numel()}")
+            raise ValueError(f"a saved residual or moment must have {into.numel()} entries, got {vector.numel()}")
         sharing = owners(rank, before, worker.size)
         mine = slice(sharing.index(worker.rank), None, len(sharing))
         into[mine] += vector[mine].to(into.device)

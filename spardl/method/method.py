@@ -170,24 +170,24 @@ class MethodState:
         """
         for name, (mine, saved) in self._vectors(values).items():
             if not isinstance(saved, Tensor) or not saved.is_floating_point() or saved.layout is not torch.strided:
-                raise ValueError(f"{name} is {describe(saved)}, expected {describe(mine)}")
+                raise ValueError(f"{name} must be {describe(mine)}, got {describe(saved)}")
             if saved.shape != mine.shape:
-                raise ValueError(f"{name} has {saved.numel()} entries, expected {mine.numel()}")
+                raise ValueError(f"{name} must have {mine.numel()} entries, got {saved.numel()}")
         if finite and not values["memory"].isfinite().all():
             raise ValueError("residual contains a NaN or an infinity")
         if values.get("matrices", []) != list(map(list, self.moments.matrices)):
-            raise ValueError("Muon updated other parameters; give each parameter the same optimizer as before")
+            raise ValueError("Muon updated other parameters before; give each parameter the same optimizer as before")
         counts = {"step": values["step"], "refused": values["refused"], "updates": values.get("updates", 0)}
         for name, count in counts.items():
             if type(count) is not int or count < 0:
-                raise ValueError(f"{name} is {describe(count)}, expected a whole number, at least 0")
+                raise ValueError(f"{name} must be a whole number, at least 0, got {describe(count)}")
         spread = values.get("spread", {})
         if not isinstance(spread, Mapping) or not spread.keys() <= Spread().state_dict().keys():
             keys = ", ".join(Spread().state_dict())
-            raise ValueError(f"spread is {describe(spread)}, expected a dict with keys {keys}")
+            raise ValueError(f"spread must be a dict with keys {keys}, got {describe(spread)}")
         for name, number in spread.items():
             if type(number) not in (int, float) or not 0 <= number < math.inf:
-                raise ValueError(f"spread.{name} is {describe(number)}, expected a number, at least 0")
+                raise ValueError(f"spread.{name} must be a number, at least 0, got {describe(number)}")
         for name, state in (("compression", self.compression), ("communication", self.communication)):
             state.check(values[name] if isinstance(values[name], Mapping) else {"": values[name]})
 
@@ -436,7 +436,7 @@ class Method:
             ValueError: If the gradient does not have the length of the state.
         """
         if gradient.shape != state.memory.shape:
-            raise ValueError(f"gradient has {gradient.numel()} entries, expected {state.memory.numel()}")
+            raise ValueError(f"gradient must have {state.memory.numel()} entries, got {gradient.numel()}")
         if self._is_unread(gradient):
             self._accumulate_unread(gradient, state)
             if clear:

@@ -107,7 +107,7 @@ _SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
 _MUON_DENSITY = 0.05
 # docs/tables/learning.md: as published, density 1% can learn less than a single worker.
 _ANY_OPTIMIZER = (
-    "a method that works with any optimizer: bf16 or int8 (recipe=published works too, but can learn less than a "
+    "the method bf16 or int8, which work with any optimizer (so does recipe=published, but it can learn less than a "
     "single worker)"
 )
 # Options that change the update, and the values at which they do not.
@@ -168,18 +168,18 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     rule = joint_rule(optimizers) if optimizers else OptimizerMomentum()
     beta2, kinds = method.momentum.beta2, _kinds(optimizers)
     if beta2 is not None and optimizers and all(type(each) is _MUON for each in optimizers):
-        raise ConfigError(f"beta2={beta2} has no effect: it is the decay rate of Adam's squares, not Muon's; remove it")
+        raise ConfigError(f"beta2={beta2} has no effect with Muon, because only Adam and AdamW use it; remove it")
     if not isinstance(rule, AdamMomentum):
-        without = f"and {kinds} has none" if optimizers else "and there is no optimizer="
+        without = f"with {kinds}" if optimizers else "without optimizer="
         if beta2 is not None:
-            raise ConfigError(
-                f"beta2={beta2} has no effect: it is the decay rate of Adam's squares, {without}; remove it"
-            )
+            raise ConfigError(f"beta2={beta2} has no effect {without}, because only Adam and AdamW use it; remove it")
         if (scale := method.momentum.update_scale) not in (None, "none"):
-            raise ConfigError(f"update_scale={scale} has no effect: it scales Adam's updates, {without}; remove it")
+            raise ConfigError(
+                f"update_scale={scale} has no effect {without}, because only Adam and AdamW use it; remove it"
+            )
         return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, for_handle=for_handle))
     if (factor := method.momentum.factor) is not None:
-        raise ConfigError(f"momentum_factor={factor} is for SGD, not {kinds}; remove it")
+        raise ConfigError(f"momentum_factor={factor} has no effect with {kinds}, because only SGD uses it; remove it")
     residual = method.residual
     if isinstance(residual, ErrorFeedback) and residual.decay is None:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
@@ -286,21 +286,21 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
     if make is None:
         names = ", ".join(kind.__name__ for kind in _RULES)
         raise ConfigError(
-            f"momentum before compression supports {names}, not {type(optimizer).__name__}; use one of these, or "
-            f"{_ANY_OPTIMIZER}"
+            f"this method compresses updates and supports the optimizers {names}, not {type(optimizer).__name__}; use "
+            f"one of these, or {_ANY_OPTIMIZER}"
         )
     groups = optimizer.param_groups
     for name, required in _REQUIRED_OPTIONS.items():
         if any(group.get(name, required) != required for group in groups):
             raise ConfigError(
-                f"momentum before compression does not support {type(optimizer).__name__}({name}={groups[0][name]}); "
-                f"use {name}={required}, or {_ANY_OPTIMIZER}"
+                f"this method compresses updates and does not support {type(optimizer).__name__}"
+                f"({name}={groups[0][name]}); use {name}={required}, or {_ANY_OPTIMIZER}"
             )
     rules = [make(group) for group in groups]
     if any(rule != rules[0] for rule in rules):
         raise ConfigError(
-            "parameter groups differ in momentum or betas, but momentum before compression allows different learning "
-            f"rates and weight decays only; make them equal, or use {_ANY_OPTIMIZER}"
+            "this method compresses updates, so parameter groups may differ in learning rate and weight decay, but not "
+            f"in momentum or betas; make these equal, or use {_ANY_OPTIMIZER}"
         )
     return rules[0]
 
@@ -319,15 +319,15 @@ def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
     others = [rule for rule in rules if not isinstance(rule, MuonMomentum)]
     if any(rule != own[0] for own in (matrices, others) for rule in own):
         raise ConfigError(
-            f"optimizer={_kinds(optimizers)} differ in momentum or betas, but momentum before compression allows "
-            f"different learning rates and weight decays only; make them equal, or use {_ANY_OPTIMIZER}"
+            f"this method compresses updates, so the optimizers ({_kinds(optimizers)}) may differ in learning rate and "
+            f"weight decay, but not in momentum or betas; make these equal, or use {_ANY_OPTIMIZER}"
         )
     if not matrices or not others:
         return rules[0]
     if not isinstance(others[0], AdamMomentum):
         raise ConfigError(
-            f"momentum before compression supports Muon with AdamW or Adam, not {_kinds(optimizers)}; use one of "
-            f"these, or {_ANY_OPTIMIZER}"
+            f"this method compresses updates and supports Muon with AdamW or Adam, not {_kinds(optimizers)}; use one "
+            f"of these, or {_ANY_OPTIMIZER}"
         )
     # The first moment is dropped: the residual takes its role, as for Adam alone.
     return replace(matrices[0], betas=(0.0, others[0].betas[1]), eps=others[0].eps)

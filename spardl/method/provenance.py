@@ -101,7 +101,7 @@ def first_difference(rows: Sequence[Mapping[str, str]]) -> str | None:
         for name in dict.fromkeys((*longer, *shorter)):
             if first.get(name) != row.get(name):
                 values = f"{_value_of(rank, row, name)}, {_value_of(0, first, name)}"
-                return f"{values}: all workers must be given the same"
+                return f"{values}; all workers need the same value"
     return None
 
 
@@ -190,10 +190,10 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
     """
     saved = values.get("owner") if isinstance(values, Mapping) else None
     if saved is None or holds not in values or not isinstance(saved, Mapping) or saved.keys() != mine.keys():
-        raise ConfigError("this is not the state of such a handle; load the result of its state_dict()")
+        raise ConfigError("this is not the state of a handle of this kind; load the result of its state_dict()")
     check_whole(saved, mine, "owner")
     if not all(isinstance(part, str) for part in saved["parts"]):
-        raise _invalid_state("owner.parts has values that are not names")
+        raise _invalid_state("owner.parts must contain only names of parts")
     if (saved["rank"], saved["workers"]) != (mine["rank"], mine["workers"]):
         raise ConfigError(
             f"this state belongs to rank {saved['rank']} of {saved['workers']}, but this is rank {mine['rank']} of "
@@ -230,7 +230,7 @@ def check_whole(saved: Any, mine: Any, path: str = "") -> None:
     wanted: Any = Mapping if isinstance(mine, Mapping) else (list, tuple)
     if not isinstance(saved, wanted):
         kind = "dict" if isinstance(mine, Mapping) else "list"
-        raise _invalid_state(f"{path or 'it'} is a {type(saved).__name__}, expected a {kind}")
+        raise _invalid_state(f"{path or 'it'} must be a {kind}, got {type(saved).__name__}")
     if isinstance(mine, list):
         for place, (theirs, own) in enumerate(zip(saved, mine, strict=False)):
             check_whole(theirs, own, f"{path}[{place}]")

@@ -362,9 +362,9 @@ class State:
         for name, value in values.items():
             mine = getattr(self, name)
             if not is_compatible(value, mine):
-                raise ValueError(f"{name} is {describe(value)}, expected {describe(mine)}")
+                raise ValueError(f"{name} must have the type of {describe(mine)}, got {describe(value)}")
             if isinstance(mine, Tensor) and value.shape != mine.shape and mine.numel() and value.numel():
-                raise ValueError(f"{name} is {describe(value)}, expected {describe(mine)}")
+                raise ValueError(f"{name} must be {describe(mine)}, got {describe(value)}")
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Sets every field from ``values``.
@@ -407,5 +407,5 @@ def is_compatible(value: Any, mine: Any) -> bool:
 def describe(value: Any) -> str:
     """Short description of a saved value, for error messages."""
     if isinstance(value, Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
+        return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r}"[:60]

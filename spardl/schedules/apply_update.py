@@ -152,7 +152,10 @@ class ApplyUpdate:
         arguments, options = _closed(arguments, options)
         # A GradScaler passes the scale to fused optimizers instead of unscaling the gradients.
         if getattr(optimizer, "grad_scale", None) is not None:
-            raise ConfigError("a fused optimizer unscales gradients itself; create the optimizer without fused=True")
+            raise ConfigError(
+                "with fused=True the optimizer would unscale gradients itself, which this method does not support; "
+                "create the optimizer without fused=True"
+            )
         if (rule := rule_of(optimizer)) != self._rule:
             raise ConfigError(
                 f"the optimizer's settings changed from {self._rule} to {rule} during training; keep them constant "
@@ -298,10 +301,9 @@ def take_over(
 
 def _warn_of(kinds: str, lacking: Sequence[str], averaged: int) -> None:
     warnings.warn(
-        f"spardl: {kinds} has no trained moments for {len(lacking)} of the {averaged} "
-        f"averaged parameters (first: {lacking[0]}), so all moments are dropped and those before compression "
-        "continue without them; expect larger updates for some dozens of steps, or restart the learning-rate "
-        "warm-up",
+        f"spardl: {kinds} has no moments for {len(lacking)} of the {averaged} averaged parameters (first: "
+        f"{lacking[0]}), so training continues without any moments of earlier steps; expect larger updates for some "
+        "dozens of steps, or restart the learning-rate warm-up",
         stacklevel=4,
     )
 

@@ -155,7 +155,8 @@ class Dear(Schedule):
                 raise ConfigError(f"schedule.{name} must be a whole number, at least {least}, got {value!r}")
         if self.trials and self.layers is not None:
             raise ConfigError(
-                "schedule.trials tunes the group size, which schedule.layers fixes; use schedule.layers=null with it"
+                "schedule.trials and schedule.layers exclude each other: one tunes the group size, the other fixes it; "
+                "use schedule.layers=null, or schedule.trials=0"
             )
         if self.trials:
             self._tuner()

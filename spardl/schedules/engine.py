@@ -62,19 +62,22 @@ def check_saved(
     """
     partition = values.get("partition", carried.partition)
     if not is_partition(partition, len(gradient.layers)):
-        raise ValueError(f"partition does not contain each of the {len(gradient.layers)} layers exactly once, in order")
+        raise ValueError(
+            f"'partition' must contain each of the {len(gradient.layers)} layers exactly once, in order, got "
+            f"{describe(partition)}"
+        )
     partition = [(start, stop) for start, stop in partition]
     if fixed and partition != carried.partition:
-        raise ValueError(f"groups are {partition}, expected {carried.partition}")
+        raise ValueError(f"the groups of layers must be {carried.partition}, got {partition}")
     _check_groups(values["groups"], partition, gradient, carried)
     usage, kept, tried = values.get("usage", True), values.get("kept", 0), values.get("trials")
     if type(usage) is not bool:
-        raise ValueError(f"usage is {describe(usage)}, expected True or False")
+        raise ValueError(f"'usage' must be True or False, got {describe(usage)}")
     if type(kept) is not int or kept < 0:
-        raise ValueError(f"kept is {describe(kept)}, expected a whole number, at least 0")
+        raise ValueError(f"'kept' must be a whole number, at least 0, got {describe(kept)}")
     scaling.check(values, [sum(gradient.entries[start:stop]) for start, stop in partition])
     if tried is not None and not isinstance(tried, Mapping):
-        raise ValueError(f"trials is {describe(tried)}, expected a dict or None")
+        raise ValueError(f"'trials' must be a dict or None, got {describe(tried)}")
     if trials and tried is not None:
         trials.check_state(tried)
 
@@ -84,12 +87,12 @@ def _check_groups(
 ) -> None:
     found = list(within(gradient.runs, partition))
     if len(found) != len(groups):
-        raise ValueError(f"the saved state has {len(groups)} groups of layers, and this model has {len(found)}")
+        raise ValueError(f"the saved state has {len(groups)} groups of layers, but this model has {len(found)}")
     for number, (layers, saved) in enumerate(zip(found, groups, strict=True)):
         try:
             carried.like(layers).check(saved, finite=carried.remembers)
         except (KeyError, ValueError) as error:
-            raise ValueError(f"group {number}: {error.args[0]}") from error
+            raise ValueError(f"in group {number} of layers, {error.args[0]}") from error
 
 
 # The training that a schedule runs.

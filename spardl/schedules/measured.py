@@ -79,12 +79,13 @@ class Groups(NamedTuple):
                 f"{where} cannot be read: {error.strerror}; pass RUN/groups.json of another run"
             ) from error
         except (ValueError, TypeError, LookupError) as error:
-            raise ConfigError(f"{where} does not contain groups; pass RUN/groups.json of another run") from error
+            raise ConfigError(f"{where} contains no groups of layers; pass RUN/groups.json of another run") from error
         ends = [0, *(stop for _, stop in ranges)]
         numbers = all(is_number(int, number) for number in (*entries, *ends))
         if not numbers or ranges != list(pairwise(ends)) or ends != sorted({*ends, len(entries)}):
             raise ConfigError(
-                f"{where} does not contain each of {len(entries)} layers exactly once; pass another run's groups.json"
+                f"{where} must contain each of its {len(entries)} layers exactly once; pass RUN/groups.json of another "
+                "run"
             )
         return cls(entries, ranges)
 
@@ -255,7 +256,7 @@ class Measured(InBackward):
         """
         super().check_state(values)
         if type(values.get("decided", False)) is not bool:
-            raise ValueError(f"decided is {describe(values['decided'])}, expected True or False")
+            raise ValueError(f"'decided' must be True or False, got {describe(values['decided'])}")
 
     def _load_common(self, values: Mapping[str, Any]) -> None:
         # Incomplete measurements start again: the resumed run may have another machine.

@@ -142,8 +142,8 @@ class OuterSteps(Schedule):
         check_integer("delay", self.delay, least=0)
         if max(self.fragments, self.delay + 1) > self.every:
             raise ConfigError(
-                f"fragments={self.fragments} and delay={self.delay} do not fit into every={self.every} steps; use at "
-                "most that many fragments, and a smaller delay"
+                f"fragments must be at most every={self.every} and delay below it, got fragments={self.fragments} and "
+                f"delay={self.delay}"
             )
         if not (is_finite(self.mixing) and 0 < self.mixing <= 1):
             raise ConfigError(
@@ -154,9 +154,8 @@ class OuterSteps(Schedule):
         """Accepts methods without their own momentum."""
         if method.momentum.remembers:
             raise ConfigError(
-                f"momentum={method.momentum.name} would be applied in addition to the outer SGD's; use a method "
-                'without momentum, such as "spardl" or "topka", with momentum=optimizer, and set momentum= of the '
-                "outer steps"
+                f"momentum={method.momentum.name} would be applied in addition to the momentum of the outer SGD; use a "
+                'method with momentum=optimizer, such as "spardl" or "topka", and set momentum= of the outer steps'
             )
 
     def rule(self, parameters: Iterable[nn.Parameter], method: Method) -> torch.optim.SGD:

@@ -201,13 +201,13 @@ class Scaling:
         """
         factor, skipped = values.get("factor", 1.0), values.get("skipped", ())
         if isinstance(factor, bool) or not isinstance(factor, int | float) or not 0 < factor < math.inf:
-            raise ValueError(f"factor is {describe(factor)}, expected a finite number above 0")
+            raise ValueError(f"'factor' must be a finite number above 0, got {describe(factor)}")
         if not isinstance(skipped, list | tuple) or len(skipped) not in (0, len(lengths)):
-            raise ValueError(f"skipped is {describe(skipped)}, expected a list with one entry per group")
+            raise ValueError(f"'skipped' must be a list with one entry per group of layers, got {describe(skipped)}")
         for each, length in zip(skipped, lengths, strict=False):
             fits = isinstance(each, Tensor) and each.is_floating_point() and each.shape == (length,)
             if each is not None and not fits:
-                raise ValueError(f"skipped contains {describe(each)}, expected None or a tensor of {length} entries")
+                raise ValueError(f"'skipped' must contain None or a tensor of {length} entries, got {describe(each)}")
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Loads a state; one that was saved without a loss scale lacks the values."""

@@ -87,7 +87,8 @@ class Step:
         """
         if not self.unsent:
             raise TrainingError(
-                "begin() was not called in this step; call it for each local rank before its forward pass"
+                "the backward pass started before begin() was called; call begin() for each local rank before its "
+                "forward pass"
             )
         self.phase = StepPhase.BACKWARD
         self._missing = [set(range(*group.tensors)) for group in self._groups]

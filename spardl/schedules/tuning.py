@@ -61,9 +61,14 @@ class Tuner:
 
     def __init__(self, low: float, high: float, start: float, trials: int, seed: int) -> None:
         if not all(is_number(float, value) and 0 < value < math.inf for value in (low, high, start)):
-            raise ConfigError(f"tuner: low, high and start must be numbers above 0, got {low!r}, {high!r}, {start!r}")
+            raise ConfigError(
+                f"tuner: low, high and start must be numbers above 0, got low={low!r}, high={high!r}, start={start!r}"
+            )
         if not (low < high and low <= start <= high):
-            raise ConfigError(f"tuner: low < high and low <= start <= high must hold, got {low!r}, {high!r}, {start!r}")
+            raise ConfigError(
+                f"tuner: low must be below high, and start from low to high, got low={low!r}, high={high!r}, "
+                f"start={start!r}"
+            )
         for name, value, least in (("trials", trials, 1), ("seed", seed, 0)):
             if not is_number(int, value) or value < least:
                 raise ConfigError(f"tuner.{name} must be a whole number, at least {least}, got {value!r}")
@@ -97,7 +102,7 @@ class Tuner:
             ValueError: If ``seconds`` is not a time, or the tuner is done.
         """
         if self.done:
-            raise ValueError("the tuner is done; check done before tell()")
+            raise ValueError(f"tell() was called after the last of {self._trials} trials; check done before tell()")
         if not 0 < seconds < math.inf:
             raise ValueError(f"seconds per step must be above 0 and finite, got {seconds!r}")
         self._seconds.append(float(seconds))
@@ -133,7 +138,7 @@ class Tuner:
             )
         if not points or len(points) < len(seconds):
             raise ValueError(
-                f"tuner has {len(points)} points for {len(seconds)} times, expected at least one point for each time"
+                f"tuner must have at least one point for each time, got {len(points)} points and {len(seconds)} times"
             )
         return points, seconds
 
@@ -251,11 +256,11 @@ class Trials:
             ConfigError: If a size is outside the bounds.
         """
         if not isinstance(values, Mapping) or type(values["done"]) is not bool:
-            raise ValueError("trials has no 'done', expected True or False")
+            raise ValueError("'trials' must be a dict whose 'done' is True or False")
         try:
             self._tuner.check_state(values["tuner"])
         except TypeError as error:
-            raise ValueError(f"trials is malformed: {error}") from error
+            raise ValueError(f"'trials' is malformed: {error}") from error
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Loads ``values`` that ``state_dict`` returned."""

@@ -92,8 +92,8 @@ class InBackward(Engine):
             return
         if not step.awaits(number):
             raise TrainingError(
-                f"the gradient of {self._gradient.names[number]} was complete twice in one backward pass, after it "
-                "may have been sent (reentrant checkpointing does that); use schedule=after_backward"
+                f"the gradient of {self._gradient.names[number]} was computed twice in one backward pass (as reentrant "
+                "checkpointing does) and may already have been sent; use schedule=after_backward"
             )
         step.arrive(number)
         # The norm of the worker's whole gradient decides by which factor each part of it is multiplied.

@@ -68,10 +68,10 @@ def an4(root: str, cache: str, download: bool = False, stand_in: bool = False) -
 
 
 def _how_to_get(folder: Path, download: bool) -> str:
-    refused = "; dataset.download=true cannot fetch it, since no checksum of it is known" if download else ""
+    refused = ", and dataset.download=true cannot fetch it (no checksum is published)" if download else ""
     return (
-        f"an4 is missing: looked in {folder.absolute()}{refused}; get an4_sphere.tar.gz from {HOME} and unpack it in "
-        f"{folder.parent.absolute()}, or set SPARDL_DATA (data_dir) to the folder that holds an4"
+        f"an4 is missing: {folder.absolute()} does not exist{refused}; download an4_sphere.tar.gz from {HOME} and "
+        f"unpack it in {folder.parent.absolute()}, or set SPARDL_DATA (data_dir) to the folder that contains an4"
     )
 
 
@@ -82,27 +82,27 @@ def _utterances(folder: Path, part: str) -> list[_Utterance]:
     found = [_utterance(folder, name, texts.pop(name.rpartition("/")[2], None), part) for name in names]
     if texts:
         raise DataError(
-            f"an4 is damaged: etc/an4_{part}.transcription of {folder} has a line for {next(iter(texts))}, which "
-            f"etc/an4_{part}.fileids lacks; unpack the archive again"
+            f"an4 is damaged: {folder}/etc/an4_{part}.transcription has a line for {next(iter(texts))}, but "
+            f"an4_{part}.fileids does not list it; unpack the archive again"
         )
     if not found:
-        raise DataError(f"an4 is damaged: {folder}/etc/an4_{part}.fileids names nothing; unpack the archive again")
+        raise DataError(f"an4 is damaged: {folder}/etc/an4_{part}.fileids is empty; unpack the archive again")
     return found
 
 
 def _utterance(folder: Path, name: str, text: str | None, part: str) -> _Utterance:
     if text is None:
         raise DataError(
-            f"an4 is damaged: etc/an4_{part}.transcription of {folder} has no line that ends in "
-            f"({name.rpartition('/')[2]}), which etc/an4_{part}.fileids names; unpack the archive again"
+            f"an4 is damaged: {folder}/etc/an4_{part}.transcription has no line for {name.rpartition('/')[2]}, but "
+            f"an4_{part}.fileids lists it; unpack the archive again"
         )
     for suffix in SUFFIXES:
         path = folder / "wav" / f"{name}{suffix}"
         if path.exists():
             return _Utterance(name, path, encode(text))
     raise DataError(
-        f"an4 lacks {folder}/wav/{name}{SUFFIXES[0]} (or {', '.join(SUFFIXES[1:])}), which etc/an4_{part}.fileids "
-        "names; unpack the archive again"
+        f"an4 is damaged: {folder}/wav/{name}{SUFFIXES[0]} (or {', '.join(SUFFIXES[1:])}) is missing, but "
+        f"etc/an4_{part}.fileids lists it; unpack the archive again"
     )
 
 
@@ -113,15 +113,15 @@ def _transcripts(path: Path) -> dict[str, str]:
         match = TRANSCRIPT.fullmatch(line.strip())
         if match is None:
             raise DataError(
-                f"an4 is damaged: {path}, line {number}, does not end in the name of an utterance in parentheses; "
+                f"an4 is damaged: {path}, line {number}, must end with the name of an utterance in parentheses; "
                 "unpack the archive again"
             )
         text = " ".join(match["text"].upper().split())
         strange = sorted(set(text) - set(ALPHABET))
         if strange:
             raise DataError(
-                f"an4 cannot be used: {path}, line {number}, has the character {strange[0]!r}; texts are made of A to "
-                "Z, apostrophe and space: write it in these"
+                f"an4 cannot be used: {path}, line {number}, contains {strange[0]!r}, but transcripts may contain only "
+                "A to Z, apostrophes and spaces; replace this character"
             )
         texts[match["id"]] = text
     return texts
@@ -132,8 +132,8 @@ def _lines(path: Path) -> list[str]:
     try:
         return [line for line in read_text(path).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as fault:
-        reason = fault.strerror if isinstance(fault, OSError) else "it is no text"
-        raise DataError(f"an4: {path} cannot be read: {reason}; unpack the archive again") from fault
+        reason = fault.strerror if isinstance(fault, OSError) else "not UTF-8"
+        raise DataError(f"an4 is damaged: {path} cannot be read ({reason}); unpack the archive again") from fault
 
 
 def _all_frames(parts: dict[str, list[_Utterance]]) -> dict[str, Tensor]:
@@ -162,14 +162,15 @@ def _samples(path: Path) -> Tensor:
             samples = torch.from_numpy(file.read(dtype="float32"))
     except (OSError, soundfile.SoundFileError) as fault:
         reason = " ".join(str(fault).split())
-        raise DataError(f"an4 is damaged: {path} cannot be read: {reason}; unpack the archive again") from fault
+        raise DataError(f"an4 is damaged: {path} cannot be read ({reason}); unpack the archive again") from fault
     if (rate, channels) != (SAMPLE_RATE, 1):
         raise DataError(
-            f"an4 cannot be used: {path} has {channels} channels of {rate} Hz, not one of {SAMPLE_RATE} Hz; convert it"
+            f"an4 cannot be used: {path} has {channels} channel(s) at {rate} Hz, expected 1 channel at {SAMPLE_RATE} "
+            "Hz; convert the file"
         )
     if len(samples) != promised or len(samples) < SHORTEST:
         raise DataError(
-            f"an4 is damaged: {path} holds {len(samples)} samples of {max(promised, SHORTEST)} or more; "
+            f"an4 is damaged: {path} has {len(samples)} samples, expected at least {max(promised, SHORTEST)}; "
             "unpack the archive again"
         )
     return samples

@@ -50,5 +50,6 @@ def require(dataset: Dataset, wanted: type[AnyDataset], task: str) -> AnyDataset
     if isinstance(dataset, wanted):
         return dataset
     raise ConfigError(
-        f"{task} needs a data set of {wanted.kind}; dataset={dataset.name} holds {dataset.kind}; use {wanted.examples}"
+        f"{task} needs a data set of {wanted.kind}, but dataset={dataset.name} contains {dataset.kind}; use "
+        f"{wanted.examples}"
     )

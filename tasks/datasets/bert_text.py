@@ -62,8 +62,8 @@ def read_word_pieces(name: str, root: str, vocab_size: int) -> dict[str, int]:
     numbers = {piece.removesuffix("\r"): number for number, piece in enumerate(pieces)}
     if len(numbers) != vocab_size or not numbers.keys() >= set(SpecialTokens.NAMES):
         raise DataError(
-            f"{name} is damaged: {path.absolute()} holds {len(numbers)} different word pieces instead of {vocab_size} "
-            f"with {' '.join(SpecialTokens.NAMES)}; remove it, then {hint}"
+            f"{name} is damaged: {path.absolute()} has {len(numbers)} different word pieces, expected {vocab_size} "
+            f"including {' '.join(SpecialTokens.NAMES)}; delete it, then {hint}"
         )
     return numbers
 
@@ -141,7 +141,9 @@ def _learned_pieces(documents: Documents, vocab_size: int) -> dict[str, int]:
     texts = [" ".join(document).replace(unknown, " ") for document in documents]
     numbers: dict[str, int] = train_wordpiece(texts, vocab_size).get_vocab()
     if len(numbers) > vocab_size:
-        raise ConfigError(f"dataset.vocab_size={vocab_size}: letters alone take {len(numbers)}; raise it")
+        raise ConfigError(
+            f"dataset.vocab_size must be at least {len(numbers)} (special tokens and single letters), got {vocab_size}"
+        )
     return numbers
 
 
@@ -172,7 +174,7 @@ def pydocs_pieces(name: str, vocab_size: int) -> TextDataset:
     """
     text = load_pydocs()
     note = (
-        f"{name} is Python's language reference here, in {text.vocab_size} word pieces trained on it: "
-        "results say nothing about the real text"
+        f"placeholder data: Python's language reference, in {text.vocab_size} word pieces trained on it, replaces "
+        f"dataset={name}; results say nothing about the real one"
     )
     return TextDataset(name, text.train, text.test, max(vocab_size, text.vocab_size), text.special, note)

@@ -62,7 +62,10 @@ def cached(
                 _write(path, found)
             return found
     except Timeout as fault:
-        raise DataError(f"{name}: another process has been preparing {path} for an hour; end it, then retry") from fault
+        raise DataError(
+            f"{name} cannot be prepared: another process has been writing {path} for an hour; stop that process and "
+            "start again"
+        ) from fault
     except OSError as fault:
         raise DataError(
             f"{name} cannot be cached in {path.parent}: {fault.strerror or fault}; set cache_dir (SPARDL_CACHE) to a "

@@ -102,9 +102,13 @@ def _split(raw: Any, padding: int, flip: bool) -> ImageSplit:
 def _explain(folder: Path, name: str, download: bool, fault: Exception) -> str:
     if download:
         reason = " ".join(str(fault).split())
-        return f"{name} could not be fetched into {folder}: {reason}; fetch it elsewhere and set data_dir to its folder"
-    state = "damaged (remove it first)" if folder.exists() else "missing"
+        return (
+            f"{name} cannot be downloaded into {folder}: {reason}; download it on another machine and set data_dir to "
+            "its parent folder"
+        )
+    where, damaged = folder.absolute(), folder.exists()
+    state = f"damaged: {where} lacks files; delete it, then" if damaged else f"missing: {where} does not exist;"
     return (
-        f"{name} is {state}: looked in {folder.absolute()}; fetch it with "
-        f"`python train.py dataset={name} dataset.download=true`, or set SPARDL_DATA (data_dir) to its parent folder"
+        f"{name} is {state} download it with `python train.py dataset={name} dataset.download=true`, or set "
+        "SPARDL_DATA (data_dir) to its parent folder"
     )

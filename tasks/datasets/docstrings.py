@@ -63,7 +63,7 @@ def docstrings(
     Source: CPython's standard library (PSF licence).
     """
     if not 2 <= classes <= len(SUBJECTS):
-        raise ConfigError(f"dataset.classes={classes}: use 2 to {len(SUBJECTS)}")
+        raise ConfigError(f"dataset.classes must be from 2 to {len(SUBJECTS)}, got {classes}")
     library = Path(sysconfig.get_path("stdlib"))
     files = [_files(library, modules) for modules in list(SUBJECTS.values())[:classes]]
     key = {"recipe": RECIPE, "vocab_size": vocab_size, "files": [fingerprint(paths) for paths in files]}
@@ -80,8 +80,8 @@ def _files(library: Path, modules: str) -> list[Path]:
         found += [path for path in sorted((library / module).rglob("*.py")) if "test" not in path.parts]
     if not found:
         raise DataError(
-            f"docstrings needs the sources of the standard library, which {library} lacks; "
-            "install Python with its whole standard library, or another Python"
+            f"dataset=docstrings needs the source files of Python's standard library, but {library} lacks them; "
+            "install the complete standard library, or use another Python"
         )
     return found
 

@@ -71,7 +71,8 @@ def fetch(name: str, remotes: Sequence[Remote], folder: Path) -> None:
     except FAULTS as fault:
         reason = " ".join(str(fault).split())
         raise DataError(
-            f"{name} could not be fetched into {folder}: {reason}; fetch it elsewhere and set data_dir to its folder"
+            f"{name} cannot be downloaded into {folder}: {reason}; download it on another machine and set data_dir to "
+            "its parent folder"
         ) from fault
 
 
@@ -100,7 +101,7 @@ def _check(remote: Remote, received: Path) -> None:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     if digest.hexdigest() != expected:
-        raise _MismatchError(f"{remote.url} has the {algorithm} {digest.hexdigest()}, not {expected}")
+        raise _MismatchError(f"{remote.url} has {algorithm} {digest.hexdigest()}, expected {expected}")
 
 
 def _unpack(archive: Path, target: Path) -> Path:

@@ -65,7 +65,9 @@ def houses(
     Source: Ahmed, Moustafa: House Price Estimation from Visual and Textual Features, IJCCI 2016.
     """
     if image_size < 2 or image_size % 2:
-        raise ConfigError(f"dataset.image_size={image_size}: a montage of two by two pictures needs an even number")
+        raise ConfigError(
+            f"dataset.image_size must be an even number, at least 2, because images are 2x2 montages, got {image_size}"
+        )
     if stand_in:
         pictures, prices = _generate(image_size)
         notice: str | None = stand_in_notice(NAME, "generated pictures and prices")
@@ -95,11 +97,11 @@ def _find(root: Path, download: bool) -> Path:
             return root / name
     found = [root / name for name in FOLDERS if (root / name).exists()]
     if found:
-        raise DataError(f"{NAME} is damaged: {found[0] / TABLE} is missing; get it again from {ORIGIN}")
-    how = "cannot be fetched from here (no checksum of them is known)" if download else "is missing"
+        raise DataError(f"{NAME} is damaged: {found[0] / TABLE} is missing; download it again from {ORIGIN}")
+    refused = ", and dataset.download=true cannot fetch it (no checksum is published)" if download else ""
     raise DataError(
-        f"{NAME} {how}: looked in {(root / FOLDERS[0]).absolute()}; put the pictures and {TABLE} of {ORIGIN} there, "
-        "or set SPARDL_DATA (data_dir) to its parent folder"
+        f"{NAME} is missing: {(root / FOLDERS[0]).absolute()} does not exist{refused}; put the pictures and {TABLE} "
+        f"from {ORIGIN} there, or set SPARDL_DATA (data_dir) to its parent folder"
     )
 
 
@@ -128,9 +130,11 @@ def _read_prices(table: Path) -> list[float]:
     try:
         rows = [line.split() for line in read_regular(table, TEXT_BYTES).decode("ascii").splitlines()]
     except (OSError, ValueError) as fault:
-        raise DataError(f"{NAME} is damaged: {table} cannot be read ({fault}); get it again from {ORIGIN}") from fault
+        raise DataError(
+            f"{NAME} is damaged: {table} cannot be read ({fault}); download it again from {ORIGIN}"
+        ) from fault
     if not rows:
-        raise DataError(f"{NAME} is damaged: {table} is empty; get it again from {ORIGIN}")
+        raise DataError(f"{NAME} is damaged: {table} is empty; download it again from {ORIGIN}")
     return [_price(row, f"{table}, line {number}") for number, row in enumerate(rows, 1)]
 
 
@@ -140,7 +144,9 @@ def _price(row: Sequence[str], where: str) -> float:
     except ValueError:
         price = 0.0
     if len(row) != len(COLUMNS.split(",")) or not 0 < price < float("inf"):
-        raise DataError(f"{NAME} is damaged: {where} is not {COLUMNS} (a positive number); get it again from {ORIGIN}")
+        raise DataError(
+            f"{NAME} is damaged: {where}, must contain {COLUMNS} (a positive number); download it again from {ORIGIN}"
+        )
     return price
 
 
@@ -149,13 +155,16 @@ def _picture(folder: Path, house: int, room: str) -> Path:
         path = folder / f"{house}_{room}{suffix}"
         if path.exists():
             return path
-    raise DataError(f"{NAME} is damaged: {folder / f'{house}_{room}.jpg'} is missing; get it again from {ORIGIN}")
+    raise DataError(f"{NAME} is damaged: {folder / f'{house}_{room}.jpg'} is missing; download it again from {ORIGIN}")
 
 
 def _check_nothing_is_left(folder: Path, rows: int) -> None:
     """A table that was cut short between two lines shows in pictures of houses that it does not list."""
     for path in folder.glob(f"{rows + 1}_*"):
-        raise DataError(f"{NAME} is damaged: {folder / TABLE} ends before the house of {path.name}; get it again")
+        raise DataError(
+            f"{NAME} is damaged: {folder / TABLE} has {rows} lines, but {path.name} belongs to line {rows + 1}; "
+            f"download it again from {ORIGIN}"
+        )
 
 
 def _montage(files: Sequence[Path], size: int) -> Tensor:
@@ -174,7 +183,7 @@ def _read_picture(path: Path, side: int) -> Tensor:
     except (OSError, ValueError, SyntaxError) as fault:
         reason = " ".join(str(fault).split())
         raise DataError(
-            f"{NAME} is damaged: {path} is no whole picture ({reason}); get it again from {ORIGIN}"
+            f"{NAME} is damaged: {path} cannot be decoded ({reason}); download it again from {ORIGIN}"
         ) from fault
     pixels: Tensor = pil_to_tensor(small)
     return pixels

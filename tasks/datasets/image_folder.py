@@ -140,7 +140,7 @@ class FolderSplit:
                 return _cut(picture.convert("RGB"), crop, self.size)
         except (OSError, ValueError, SyntaxError) as fault:
             reason = " ".join(str(fault).split())
-            raise DataError(f"{NAME}: {path} is no whole picture ({reason}); replace or remove it") from fault
+            raise DataError(f"{NAME} is damaged: {path} cannot be decoded ({reason}); replace or delete it") from fault
 
 
 def _cut(picture: Any, crop: Crop | None, size: int) -> Tensor:
@@ -188,14 +188,17 @@ def imagenet(
     """
     for option, value in {"image_size": image_size, "threads": threads}.items():
         if value < 1:
-            raise ConfigError(f"dataset.{option}={value}: use 1 or more")
+            raise ConfigError(f"dataset.{option} must be at least 1, got {value}")
     if stand_in:
         made = class_splits(TRAIN_SIZE, TEST_SIZE, NUM_CLASSES, 3, image_size, flip=True)
         return ImageDataset(NAME, *made, NUM_CLASSES, 3, image_size, stand_in_notice(NAME))
     folder = Path(root).expanduser().absolute() / NAME
     classes = _classes(folder / "train", download)
     if _classes(folder / "val", download) != classes:
-        raise DataError(f"{NAME} is damaged: {folder / 'val'} has other class folders than train; unpack both again")
+        raise DataError(
+            f"{NAME} is damaged: {folder / 'val'} and {folder / 'train'} have different class folders; unpack both "
+            "again"
+        )
     train, test = (_open(folder / part, classes, cache, image_size, threads) for part in ("train", "val"))
     return ImageDataset(NAME, train, test, len(classes), in_channels=3, image_size=image_size)
 
@@ -205,10 +208,10 @@ def _classes(folder: Path, download: bool) -> list[str]:
     names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     if names:
         return names
-    how = "cannot be fetched from here (image-net.org asks for an account)" if download else "is missing"
+    refused = ", and dataset.download=true cannot fetch it (image-net.org requires an account)" if download else ""
     raise DataError(
-        f"{NAME} {how}: looked for class folders in {folder}; get ILSVRC 2012 from image-net.org, unpack it as "
-        f"{LAYOUT}, and set SPARDL_DATA (data_dir) to the parent of its folder {NAME}"
+        f"{NAME} is missing: {folder} has no class folders{refused}; download ILSVRC 2012 from image-net.org, unpack "
+        f"it as {LAYOUT}, and set SPARDL_DATA (data_dir) to the parent of its folder {NAME}"
     )
 
 
@@ -225,7 +228,8 @@ def _list_files(folder: Path) -> dict[str, Tensor]:
     try:
         samples = ImageFolder(folder).samples
     except FileNotFoundError as fault:
-        raise DataError(f"{NAME} is damaged: in {folder}: {' '.join(str(fault).split())}; unpack it again") from fault
+        reason = " ".join(str(fault).split())
+        raise DataError(f"{NAME} is damaged: {folder} cannot be read ({reason}); unpack it again") from fault
     names = [Path(path).relative_to(folder).as_posix().encode() for path, _ in samples]
     return {
         "paths": torch.frombuffer(bytearray(b"".join(names)), dtype=torch.uint8),

@@ -85,8 +85,8 @@ def _find(root: Path, wanted: int) -> dict[tuple[str, int], list[Path]]:
             found = sorted(folder.glob("*.txt"))
             if len(found) != wanted:
                 raise DataError(
-                    f"imdb is incomplete: {folder.absolute()} holds {len(found)} of {wanted} reviews; "
-                    f"remove {(root / ARCHIVE.path).absolute()}, then {hint}"
+                    f"imdb is incomplete: {folder.absolute()} has {len(found)} of {wanted} reviews; "
+                    f"delete {(root / ARCHIVE.path).absolute()}, then {hint}"
                 )
             files[part, label] = found
     return files
@@ -105,7 +105,7 @@ def _tokenize(files: dict[tuple[str, int], list[Path]], vocab_size: int) -> dict
 def _stand_in(cache: str, max_tokens: int, vocab_size: int) -> LabelledTextDataset:
     texts = docstrings(cache, max_tokens, vocab_size, classes=len(CLASSES))
     note = (
-        "imdb is docstrings of Python's standard library here, by subject instead of by opinion: "
-        "results say nothing about the reviews"
+        "placeholder data: docstrings of Python's standard library, labelled by subject, replace dataset=imdb; "
+        "results say nothing about the real one"
     )
     return LabelledTextDataset("imdb", texts.train, texts.test, vocab_size, len(CLASSES), note)

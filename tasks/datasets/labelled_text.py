@@ -39,7 +39,7 @@ class LabelledTexts:
 
     def __post_init__(self) -> None:
         if self.max_tokens < 1:
-            raise ConfigError(f"dataset.max_tokens={self.max_tokens}: use 1 or more")
+            raise ConfigError(f"dataset.max_tokens must be at least 1, got {self.max_tokens}")
 
     def __len__(self) -> int:
         """The number of texts."""

@@ -19,8 +19,8 @@ def fetch_hint(name: str, folder: str) -> str:
         folder: what holds its files, within the data folder.
     """
     return (
-        f"fetch it with `python train.py dataset={name} dataset.download=true`, "
-        f"or set SPARDL_DATA (data_dir) to the folder that holds {folder}"
+        f"download it with `python train.py dataset={name} dataset.download=true`, "
+        f"or set SPARDL_DATA (data_dir) to the folder that contains {folder}"
     )
 
 
@@ -47,7 +47,7 @@ def require_paths(name: str, paths: Iterable[Path], hint: str) -> None:
     """
     for path in paths:
         if not path.exists():
-            raise DataError(f"{name} is missing: looked for {path.absolute()}; {hint}")
+            raise DataError(f"{name} is missing: {path.absolute()} does not exist; {hint}")
 
 
 def read_text(name: str, path: Path, hint: str) -> str:
@@ -68,15 +68,15 @@ def read_text(name: str, path: Path, hint: str) -> str:
     try:
         text = files.read_text(path)
     except UnicodeDecodeError as fault:
-        raise DataError(_damage(name, path, f"byte {fault.start} is no UTF-8", hint)) from fault
+        raise DataError(_damage(name, path, f"is not UTF-8 (byte {fault.start})", hint)) from fault
     except OSError as fault:
-        raise DataError(f"{name} cannot be read: {path.absolute()}: {fault.strerror or fault}; {hint}") from fault
+        raise DataError(f"{name} cannot be read from {path.absolute()} ({fault.strerror or fault}); {hint}") from fault
     if "\0" in text:
-        raise DataError(_damage(name, path, "it holds binary data", hint))
+        raise DataError(_damage(name, path, "contains binary data", hint))
     if not text.strip():
-        raise DataError(_damage(name, path, "it is empty", hint))
+        raise DataError(_damage(name, path, "is empty", hint))
     return text
 
 
 def _damage(name: str, path: Path, fault: str, hint: str) -> str:
-    return f"{name} is damaged: {path.absolute()}: {fault}; remove it, then {hint}"
+    return f"{name} is damaged: {path.absolute()} {fault}; delete it, then {hint}"

@@ -116,7 +116,9 @@ def pydocs_words(name: str, vocab_size: int) -> TextDataset:
 
 
 def _note(name: str) -> str:
-    return f"{name} is Python's language reference here: results say nothing about the real text"
+    return (
+        f"placeholder data: Python's language reference replaces dataset={name}; results say nothing about the real one"
+    )
 
 
 def _topics() -> Mapping[str, str]:
@@ -124,8 +126,8 @@ def _topics() -> Mapping[str, str]:
         from pydoc_data.topics import topics  # noqa: PLC0415
     except ImportError as fault:
         raise DataError(
-            "pydocs needs pydoc_data.topics, which this Python lacks; "
-            "install Python's whole standard library, or another Python"
+            "dataset=pydocs needs the module pydoc_data.topics, but this Python lacks it; install the complete "
+            "standard library, or use another Python"
         ) from fault
     found: Mapping[str, str] = topics
     return found

@@ -86,9 +86,9 @@ def rotated_digits(image_size: int = 32, largest_angle: float = 60.0, split_seed
     Source: see :func:`tasks.datasets.digits.load_digits`.
     """
     if image_size < SMALLEST_SIZE:
-        raise ConfigError(f"dataset.image_size={image_size}: use {SMALLEST_SIZE} or more")
+        raise ConfigError(f"dataset.image_size must be at least {SMALLEST_SIZE}, got {image_size}")
     if not 0 < largest_angle <= 180:
-        raise ConfigError(f"dataset.largest_angle={largest_angle}: use more than 0 and at most 180 degrees")
+        raise ConfigError(f"dataset.largest_angle must be above 0 and at most 180 degrees, got {largest_angle}")
     generator = torch.Generator().manual_seed(split_seed)
     train, test = (
         RotatedSplit(scans, _draw(len(scans), largest_angle, generator), largest_angle, image_size)

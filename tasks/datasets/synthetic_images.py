@@ -37,7 +37,7 @@ def stand_in_notice(name: str, instead: str = "generated patterns with noise") -
         name: of the data set that is replaced.
         instead: what replaces it.
     """
-    return f"stand-in: {instead} in the place of dataset={name}; results say nothing about the real one"
+    return f"placeholder data: {instead} replace dataset={name}; results say nothing about the real one"
 
 
 def patterns(count: int, channels: int, seed: int = 0) -> Tensor:
@@ -191,8 +191,8 @@ def synthetic_images(
     }
     for name, value in options.items():
         if value < 1:
-            raise ConfigError(f"dataset.{name}={value}: use 1 or more")
+            raise ConfigError(f"dataset.{name} must be at least 1, got {value}")
     made, test = class_splits(train_size, test_size, num_classes, in_channels, image_size)
     train = RepeatedSplit(**made.batch(torch.arange(distinct), None), count=train_size)
-    caveat = "synthetic_images are generated: a run on them tells its speed, while its accuracy means nothing"
+    caveat = "dataset=synthetic_images is generated: use the run to measure speed, as its accuracy means nothing"
     return ImageDataset("synthetic_images", train, test, num_classes, in_channels, image_size, caveat)

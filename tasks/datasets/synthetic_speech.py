@@ -103,6 +103,6 @@ def tone_speech(name: str, train: int, test: int) -> SpeechDataset:
         name,
         ToneSplit("train", train),
         ToneSplit("test", test),
-        caveat=f"{name} is a stand-in: pairs of tones for the {len(ALPHABET)} characters instead of recorded speech; "
-        "its results say nothing about the real one",
+        caveat=f"placeholder data: pairs of tones for {len(ALPHABET)} characters replace the speech of dataset={name}; "
+        "results say nothing about the real one",
     )

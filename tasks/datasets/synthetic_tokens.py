@@ -32,7 +32,7 @@ def synthetic_tokens(vocab_size: int = 30_528, tokens: int = 400_000, seed: int 
     special = SpecialTokens()
     generator = torch.Generator().manual_seed(seed)
     train, test = (_random_corpus(size, len(special.ids), vocab_size, generator) for size in (tokens, tokens // 10))
-    note = "synthetic_tokens are drawn at random: a run on them tells its speed, while its losses mean nothing"
+    note = "dataset=synthetic_tokens is random: use the run to measure speed, as its loss means nothing"
     return TextDataset("synthetic_tokens", train, test, vocab_size, special, note)
 
 

@@ -16,7 +16,7 @@ __all__ = ["documents_of", "wikipedia"]
 
 NAME = "wikipedia"
 WHAT = (
-    "plain text from a dump of https://dumps.wikimedia.org (files *.txt in any folders, a paragraph a line, "
+    "plain text from a dump of https://dumps.wikimedia.org (*.txt, also in subfolders, one paragraph per line, "
     "a blank line between articles)"
 )
 
@@ -53,7 +53,7 @@ def wikipedia(
     hint = put_hint(WHAT, folder)
     paths = sorted(folder.rglob("*.txt"))
     if not paths:
-        raise DataError(f"{NAME} is missing: looked for *.txt in {folder.absolute()}; {hint}")
+        raise DataError(f"{NAME} is missing: {folder.absolute()} has no *.txt files; {hint}")
     if download:
         fetch_word_pieces(NAME, root)
 

@@ -26,7 +26,7 @@ def check_held_out(held_out: str) -> None:
         ConfigError: if it is not one of the published splits.
     """
     if held_out not in HELD_OUT:
-        raise ConfigError(f"dataset.held_out={held_out}: use one of {', '.join(HELD_OUT)}")
+        raise ConfigError(f"dataset.held_out must be one of {', '.join(HELD_OUT)}, got {held_out}")
 
 
 def words_of(text: str) -> list[str]:

@@ -49,9 +49,9 @@ def bert_for_pretraining(
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019.
     """
     rows = tokens if vocab_size is None else vocab_size
-    _demand(rows >= tokens, f"vocab_size={rows} is under the {tokens} token ids of the data set; raise it")
-    _demand(max_positions >= seq_len, f"max_positions={max_positions} is under task.seq_len={seq_len}; raise it")
-    _demand(hidden_size % num_heads == 0, f"hidden_size={hidden_size} is no multiple of num_heads={num_heads}")
+    _demand(rows >= tokens, f"vocab_size must be at least the {tokens} token ids of the data set, got {rows}")
+    _demand(max_positions >= seq_len, f"max_positions must be at least task.seq_len={seq_len}, got {max_positions}")
+    _demand(hidden_size % num_heads == 0, f"hidden_size must be a multiple of num_heads={num_heads}, got {hidden_size}")
     # Imported late: it takes seconds, and only this model needs it.
     from transformers import BertConfig  # noqa: PLC0415
 

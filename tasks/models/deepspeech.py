@@ -100,7 +100,7 @@ class DeepSpeech(nn.Module):
     ) -> None:
         super().__init__()
         if num_layers < 1:
-            raise ConfigError(f"model.num_layers={num_layers}: use 1 or more")
+            raise ConfigError(f"model.num_layers must be at least 1, got {num_layers}")
         self.context = context
         self.convolutions = nn.ModuleList(
             [

@@ -46,9 +46,11 @@ class GptLanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         if lanes is not None:
-            raise ConfigError(f"task.lanes={lanes}: GPT carries no state from window to window; use task.lanes=null")
+            raise ConfigError(
+                f"task.lanes={lanes} has no effect, because GPT carries no state between windows; use task.lanes=null"
+            )
         if hidden_size % num_heads:
-            raise ConfigError(f"model.hidden_size={hidden_size} is no multiple of num_heads={num_heads}")
+            raise ConfigError(f"model.hidden_size must be a multiple of num_heads={num_heads}, got {hidden_size}")
         # Imported late: it takes seconds, and only this model needs it.
         from transformers import GPT2Config, GPT2LMHeadModel  # noqa: PLC0415
 
@@ -85,7 +87,7 @@ class GptLanguageModel(nn.Module):
         """
         if tokens.shape[1] > self.context:
             raise ConfigError(
-                f"model.context={self.context} is under the {tokens.shape[1]} tokens of a window; "
+                f"model.context must be at least the {tokens.shape[1]} tokens of a window, got {self.context}; "
                 "use model.context=${task.seq_len} and task.eval_context=0"
             )
         logits: Tensor = self.network(tokens).logits

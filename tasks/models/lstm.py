@@ -53,7 +53,8 @@ class LstmLanguageModel(nn.Module):
         super().__init__()
         if tied and embedding_size != hidden_size:
             raise ConfigError(
-                f"model.tied=true needs equal sizes; embedding_size={embedding_size}, hidden_size={hidden_size}"
+                f"model.tied=true needs model.embedding_size={embedding_size} to equal "
+                f"model.hidden_size={hidden_size}; change one of them, or use model.tied=false"
             )
         self.embedding = nn.Embedding(vocab_size, embedding_size)
         # torch warns about dropout in a single layer, which has no layer after it to drop for.
@@ -98,7 +99,7 @@ class LstmLanguageModel(nn.Module):
     def _state_before(self, windows: Tensor) -> tuple[Tensor, Tensor]:
         if len(windows) != self.lanes:
             raise ConfigError(
-                f"the model carries the states of {self.lanes} rows, and a batch has {len(windows)}; "
+                f"the model carries the states of task.lanes={self.lanes} rows, but a batch has {len(windows)} rows; "
                 "use task.lanes=${training.batch_size}, or task.lanes=null"
             )
         goes_on = (self.window + 1 == windows).view(1, -1, 1)

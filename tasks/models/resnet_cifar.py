@@ -65,9 +65,11 @@ class CifarResNet(nn.Module):
         super().__init__()
         blocks, remainder = divmod(depth - 2, 6)
         if remainder or blocks < 1:
-            raise ConfigError(f"model.depth={depth} is not 6n+2: use 20, 32, 44, 56 or 110")
+            raise ConfigError(f"model.depth must be 6n+2, such as 20, 32, 44, 56 or 110, got {depth}")
         if image_size < 4:
-            raise ConfigError(f"a CIFAR ResNet needs images of 4x4 or more; these are {image_size}x{image_size}")
+            raise ConfigError(
+                f"a CIFAR ResNet needs images of at least 4x4 pixels, got {image_size}x{image_size}; use larger images"
+            )
         self.stem = nn.Sequential(_conv3x3(in_channels, WIDTHS[0]), nn.BatchNorm2d(WIDTHS[0]), nn.ReLU())
         self.stages = nn.Sequential(
             _stage(WIDTHS[0], WIDTHS[0], blocks, stride=1),

@@ -32,8 +32,8 @@ def inception_v4(num_classes: int, in_channels: int = 3, image_size: int = 299) 
     """
     if image_size < SMALLEST_IMAGE:
         raise ConfigError(
-            f"Inception-v4 needs images of 75x75 or more; these are {image_size}x{image_size}: "
-            "use dataset=synthetic_images, or model=resnet20"
+            f"Inception-v4 needs images of at least 75x75 pixels, got {image_size}x{image_size}; use "
+            "dataset=synthetic_images, or model=resnet20"
         )
     # Imported late: it takes seconds, and only this model needs it.
     import timm  # noqa: PLC0415

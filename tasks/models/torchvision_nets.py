@@ -77,7 +77,9 @@ def densenet(depth: int, num_classes: int, in_channels: int = 3, image_size: int
     Source: Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017, table 1.
     """
     if image_size < SMALLEST_IMAGE:
-        raise ConfigError(f"a DenseNet needs images of 8x8 or more; these are {image_size}x{image_size}")
+        raise ConfigError(
+            f"a DenseNet needs images of at least 8x8 pixels, got {image_size}x{image_size}; use larger images"
+        )
     model: Any = _build(DENSENETS, depth, num_classes)
     model.features.conv0 = _fit_stem(model.features.conv0, in_channels, image_size)
     if image_size < SMALL_IMAGE:
@@ -88,7 +90,7 @@ def densenet(depth: int, num_classes: int, in_channels: int = 3, image_size: int
 
 def _build(builders: Mapping[int, Any], depth: int, num_classes: int) -> Any:
     if depth not in builders:
-        raise ConfigError(f"model.depth={depth}: use one of {', '.join(map(str, builders))}")
+        raise ConfigError(f"model.depth must be one of {', '.join(map(str, builders))}, got {depth}")
     return builders[depth](weights=None, num_classes=num_classes)
 
 

@@ -47,11 +47,11 @@ class CifarVgg(nn.Module):
     def __init__(self, depth: int, num_classes: int, in_channels: int = 3, image_size: int = 32) -> None:
         super().__init__()
         if depth not in LAYOUTS:
-            raise ConfigError(f"model.depth={depth} is no VGG: use one of {', '.join(map(str, LAYOUTS))}")
+            raise ConfigError(f"model.depth must be one of {', '.join(map(str, LAYOUTS))}, got {depth}")
         if image_size < SMALLEST_IMAGE:
             raise ConfigError(
-                f"VGG-{depth} needs images of 32x32 or more; these are {image_size}x{image_size}: "
-                "use model=resnet20, or dataset=cifar10"
+                f"VGG-{depth} needs images of at least 32x32 pixels, got {image_size}x{image_size}; use "
+                "model=resnet20, or dataset=cifar10"
             )
         self.features = make_layers(cfgs[LAYOUTS[depth]], batch_norm=True)
         if in_channels != 3:

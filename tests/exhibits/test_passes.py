@@ -182,7 +182,7 @@ def test_every_exhibit_says_what_changes(given: Given, capsys: pytest.CaptureFix
         "spardl.breakdown: passes measured: vgg16",
         "spardl.density: assumes no passes, so --profile changes nothing",
     ]
-    with pytest.raises(ConfigError, match="no chosen exhibit assumes its passes at smoke; remove it"):
+    with pytest.raises(ConfigError, match="has no effect on the chosen exhibits at smoke; remove it"):
         reproduce.measured(exhibits[1:], "smoke", vgg16(given))
 
 

@@ -224,7 +224,7 @@ def test_seeds_can_be_chosen(name: str) -> None:
 
 
 def test_seeds_that_cannot_be_chosen() -> None:
-    with pytest.raises(ConfigError, match=r"^dear.speed has no seeds to choose; remove --seeds$"):
+    with pytest.raises(ConfigError, match=r"^--seeds has no effect on dear.speed, which uses no seeds; remove it$"):
         reproduce.chosen(["dear.speed"], 2)
     with pytest.raises(ConfigError, match="--seeds must be at least 1, got 0"):
         reproduce.chosen(["spardl.convergence"], 0)

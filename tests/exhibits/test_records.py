@@ -144,7 +144,10 @@ def test_a_loss_that_is_not_finite() -> None:
 @pytest.mark.parametrize(
     ("commit", "words"),
     [
-        ("0123456789ab-dirty", "was done with uncommitted changes \\(0123456789ab-dirty\\); commit, delete it, and do"),
+        (
+            "0123456789ab-dirty",
+            "was done with uncommitted changes \\(0123456789ab-dirty\\); commit, delete",
+        ),
         (None, "was done with code of no known commit"),
     ],
 )

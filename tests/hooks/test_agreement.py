@@ -26,7 +26,7 @@ from spardl.vector import FlatGradient
 from tests.hooks.loops import Hooks, batches, made
 from tests.support.harness import run_workers
 
-END = ": all workers must be given the same"
+END = "; all workers need the same value"
 
 
 def parameters(*lengths: int, dtype: torch.dtype = torch.float32) -> list[nn.Parameter]:

@@ -116,13 +116,13 @@ def test_averages_that_were_cleared_are_undone() -> None:
         found: list[Any] = []
         for schedule in ("wfbp", "dear"):
             (first, said), (more, _) = cleared(schedule, 1), cleared(schedule, 7)
-            found += [first.tolist(), torch.equal(first, more), [line[:30] for line in said]]
+            found += [first.tolist(), torch.equal(first, more), [line[:40] for line in said]]
         return found
 
     one, other = run_workers(2, work)
     assert one == other
     assert one[1::3] == [True, True]
-    assert one[2::3] == [["spardl: averages were cleared "]] * 2
+    assert one[2::3] == [["spardl: averaged gradients were cleared "]] * 2
 
 
 def test_averages_that_were_cleared_go_back_to_residuals() -> None:

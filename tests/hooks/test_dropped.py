@@ -176,7 +176,7 @@ def test_delayed_update_of_dropped_handle_refuses_steps() -> None:
             optimizer.step()
         return str(error.value)
 
-    assert all("call detach() to train the model without the handle" in line for line in run_workers(2, work))
+    assert all("to train without the handle, call detach()" in line for line in run_workers(2, work))
 
 
 def test_dropped_outer_is_freed_while_its_optimizer_lives() -> None:

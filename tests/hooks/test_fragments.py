@@ -168,7 +168,7 @@ def test_fragments_that_do_not_fit() -> None:
     model = made()
     with pytest.raises(ConfigError, match="fragments=3 exceeds the 2 layers of the model; use fewer"):
         spardl.Outer(model.named_parameters(), rule(model), "none", fragments=3)
-    with pytest.raises(ConfigError, match="fragments=2 and delay=4 do not fit into every=4"):
+    with pytest.raises(ConfigError, match="at most every=4 and delay below it, got fragments=2 and delay=4"):
         spardl.Outer(model.named_parameters(), rule(model), "none", every=4, fragments=2, delay=4)
 
 

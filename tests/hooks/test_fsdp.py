@@ -90,7 +90,7 @@ def test_the_state_round_trip() -> None:
         model = made("cnn")
         nn.utils.vector_to_parameters(weights, model.parameters())
         path = Nodes(model, SPARSE)
-        with pytest.raises(ConfigError, match="not the state of such a handle"):
+        with pytest.raises(ConfigError, match="not the state of a handle of this kind"):
             path.handle.load_state_dict({"owner": state["owner"], "groups": []})
         path.handle.load_state_dict(state)
         train_only(path, model, range(5, 9))

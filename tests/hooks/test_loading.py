@@ -181,7 +181,7 @@ def test_workers_compare_steps_after_a_load() -> None:
             said.append(complaint(lambda loop=loop: loop.run(range(6, 8))))  # type: ignore[misc]
         return said
 
-    line = "rank 1 has step=3, rank 0 has step=6: all workers must be given the same"
+    line = "rank 1 has step=3, rank 0 has step=6; all workers need the same value"
     assert run_workers(2, work) == [[line] * 3] * 2
 
 
@@ -227,7 +227,7 @@ def test_workers_compare_rates_decay_and_frozen() -> None:
         said.append(complaint(lambda: loop.run(range(1, 2))))
         return said
 
-    end = ": all workers must be given the same"
+    end = "; all workers need the same value"
     rate, decay = "learning rate of parameter group 0", "weight decay of parameter group 0"
     expected = [
         f"rank 1 has {rate}=0.2, rank 0 has {rate}=0.1{end}",

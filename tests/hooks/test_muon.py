@@ -372,7 +372,7 @@ def test_optimizers_with_other_numbers_of_steps_are_taken_over(steps: int) -> No
         return *found, said  # type: ignore[return-value]
 
     ((plain, found, said),) = run_workers(1, work)
-    words = "AdamW has no trained moments for 6 of the 9 averaged parameters"
+    words = "AdamW has no moments for 6 of the 9 averaged parameters"
     assert any(words in each for each in said) is (steps == 0)
     if steps:
         # Conversion keeps each estimate of the variance; younger ones would follow new gradients faster.
@@ -441,7 +441,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     ),
     (
         attached(lambda model: [torch.optim.Muon(hidden(model)), torch.optim.SGD(others(model))]),
-        "supports Muon with AdamW or Adam, not Muon and SGD; use one of these, or a method",
+        "supports Muon with AdamW or Adam, not Muon and SGD; use one of these, or the method",
     ),
     (attached(muon_and_adamw, schedule="dear"), "schedule=dear supports one optimizer, got 2; use schedule=wfbp"),
     (attached(muon_and_adamw, scaler=GradScaler("cpu")), "scaler= supports one optimizer, got 2; train without"),
@@ -449,7 +449,7 @@ REFUSED: list[tuple[Callable[[], Any], str]] = [
     (clearing_the_first_bucket, "call optimizer.zero_grad() before the first backward pass"),
     (touching_after_one_step, "was changed between backward() and step(); delete clip_grad_norm_()"),
     (clearing_one, "call optimizer.zero_grad() before the first backward pass"),
-    (moving_a_matrix, "Muon updated other parameters; give each parameter the same optimizer as before"),
+    (moving_a_matrix, "Muon updated other parameters before; give each parameter the same optimizer as before"),
 ]
 
 

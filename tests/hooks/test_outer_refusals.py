@@ -27,7 +27,7 @@ from tests.support.harness import run_workers, same_bits
         ({"optimizer": 3}, "optimizer must be"),
         ({"parameters": []}, "parameters is empty or all frozen"),
         ({"method": "foo"}, "foo"),
-        ({"method": "dgc"}, "momentum=corrected would be applied in addition to the outer SGD's"),
+        ({"method": "dgc"}, "momentum=corrected would be applied in addition to the momentum of the outer SGD"),
     ],
 )
 def test_bad_input_is_refused(options: dict[str, Any], complaint: str) -> None:
@@ -48,7 +48,7 @@ def test_differing_settings_are_reported() -> None:
             return str(error)
         return ""
 
-    assert all("lr=" in line and "all workers must be given the same" in line for line in run_workers(2, work))
+    assert all("lr=" in line and "all workers need the same value" in line for line in run_workers(2, work))
 
 
 def test_state_of_another_handle_is_refused() -> None:

@@ -173,7 +173,7 @@ def test_before_there_is_a_process_group() -> None:
 def test_a_gradient_of_another_length_is_refused() -> None:
     method = spardl.make_method("spardl")
     state = method.init_state(Layout.flat(10), torch.float32)
-    with pytest.raises(ValueError, match="gradient has 6 entries, expected 10"):
+    with pytest.raises(ValueError, match="gradient must have 10 entries, got 6"):
         method.accumulate(torch.zeros(6), state)
 
 

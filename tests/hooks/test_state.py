@@ -21,7 +21,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "powersgd": {"method": "powersgd", "rank": 1},
     "dgc": {"method": "dgc", "density": 0.1},
 }
-OTHER_HANDLE = "this is not the state of such a handle; load the result of its state_dict()"
+OTHER_HANDLE = "this is not the state of a handle of this kind; load the result of its state_dict()"
 
 
 def run(path: Path, rule: torch.optim.Optimizer, model: Any, steps: range) -> None:
@@ -207,10 +207,10 @@ def test_invalid_states_change_nothing() -> None:
         assert set(said[:3] + said[9:12]) == {OTHER_HANDLE}
         invalid, rest = "this state is invalid: ", "; load the complete result of state_dict()"
         assert said[3] == said[12] == f"{invalid}factor is missing{rest}"
-        assert said[4] == f"{invalid}groups is a int, expected a list{rest}"
+        assert said[4] == f"{invalid}groups must be a list, got int{rest}"
         assert said[5].startswith(f"{invalid}groups[")
         assert said[5].endswith(f".memory is missing{rest}")
-        assert said[6] == f"{invalid}groups[0] is a int, expected a dict{rest}"
+        assert said[6] == f"{invalid}groups[0] must be a dict, got int{rest}"
         assert said[7].startswith(f"{invalid}groups[0].communication.")
         assert said[8].startswith("this state belongs to other parameters or another bucket_mb")
 

@@ -294,15 +294,15 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "accumulated, dear": (accumulated(WHOLE, "dear"), NO_SYNC),
     "accumulated, dense": (accumulated(DENSE, "dear"), ""),
     "accumulated, synchronizer": (of_a_synchronizer, NO_SYNC),
-    "thrown away": (thrown_away(WHOLE, "wfbp"), "averages were cleared before"),
+    "thrown away": (thrown_away(WHOLE, "wfbp"), "averaged gradients were cleared before"),
     "thrown away, zeros": (
         thrown_away(WHOLE, "wfbp", zeros=True),
-        "averages were cleared before",
+        "averaged gradients were cleared before",
     ),
-    "thrown away, dear": (thrown_away(WHOLE, "dear"), "averages were cleared before"),
-    "thrown away, accumulated": (thrown_away_and_accumulated, "averages were cleared before"),
+    "thrown away, dear": (thrown_away(WHOLE, "dear"), "averaged gradients were cleared before"),
+    "thrown away, accumulated": (thrown_away_and_accumulated, "averaged gradients were cleared before"),
     "never zeroed": (never_zeroed("wfbp"), "call optimizer.zero_grad() before the first backward pass"),
-    "never zeroed, dear": (never_zeroed("dear"), "before each step() call zero_grad()"),
+    "never zeroed, dear": (never_zeroed("dear"), "before each step(), call zero_grad()"),
     "gan": (gan(lambda loop: loop.ddp, quiet=False), ""),
     "gan, in no_sync": (gan(lambda loop: loop.ddp, quiet=True), ""),
     "gan, without ddp": (gan(lambda loop: loop.model, quiet=False), ""),
@@ -393,7 +393,7 @@ def test_workers_that_run_out_of_batches() -> None:
     def work(cluster: ProcessGroupCluster) -> list[float]:
         (rank,) = cluster.local_ranks
         for method, schedule in ((WHOLE, "wfbp"), (WHOLE, "dear"), (DENSE, "dear")):
-            with pytest.raises(ConfigError, match=r"ddp.join\(\) lets some workers make fewer steps"):
+            with pytest.raises(ConfigError, match=r"ddp.join\(\) lets workers stop early"):
                 trained(method, schedule, rank=rank)
         return apart(partial(trained, rank=rank))
 
@@ -441,4 +441,4 @@ def test_parameters_of_equal_names_are_distinguished() -> None:
         return ""
 
     (said,) = run_workers(1, work)
-    assert "was averaged again together with an earlier average" in said
+    assert "still contained an earlier average when it was averaged" in said

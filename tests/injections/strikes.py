@@ -172,9 +172,8 @@ def refuse_a_foreign_checkpoint(scene: Scene) -> str:
     manifest.write_text(json.dumps(content))
     with beside(*scene.words, folder=scene.logs / "refused") as run:
         assert run.wait() in (1, 2), run.stderr
-        refusal = (
-            rf"error: .*{re.escape(str(manifest.parent))} cannot be used: run 0123456789 saved it, and this is run .*\n"
-        )
+        reason = "it was saved by run 0123456789, but this is run"
+        refusal = rf"error: .*{re.escape(str(manifest.parent))} cannot be used: {reason} .*\n"
         assert re.fullmatch(refusal, run.stderr), run.stderr
     assert json.loads(manifest.read_text()) == content
     manifest.write_bytes(own)

@@ -336,7 +336,7 @@ def test_a_foreign_state_is_refused() -> None:
     """Law 7: a residual of another model does not load."""
     method = spardl(0.1)
     saved = method.init_state(Layout.flat(10), torch.float32).state_dict()
-    with pytest.raises(ValueError, match="10 entries, expected 11"):
+    with pytest.raises(ValueError, match="must have 11 entries, got 10"):
         method.init_state(Layout.flat(11), torch.float32).load_state_dict(saved)
 
 

@@ -60,5 +60,5 @@ def test_joining_workers_get_equal_parts() -> None:
 
 
 def test_other_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="a saved vector has 3 entries, expected 4"):
+    with pytest.raises(ValueError, match="a saved residual or moment must have 4 entries, got 3"):
         redistribute([torch.zeros(3)], Worker(0, 1), 1, torch.zeros(4))

@@ -108,7 +108,10 @@ def test_handles_keep_a_small_momentum() -> None:
     ("made", "message"),
     [
         (optimizer(torch.optim.SGD, momentum=0.5), "momentum_factor=0.6 is above the momentum of the optimizer, 0.5"),
-        (optimizer(torch.optim.AdamW), "momentum_factor=0.6 is for SGD, not AdamW; remove it"),
+        (
+            optimizer(torch.optim.AdamW),
+            "momentum_factor=0.6 has no effect with AdamW, because only SGD",
+        ),
         (None, "momentum_factor=0.6 has no effect without optimizer=; pass SGD, or remove it"),
     ],
     ids=["above", "adamw", "without"],
@@ -156,7 +159,11 @@ def test_chosen_beta2_is_kept() -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(torch.optim.SGD, "SGD has none; remove it"), (None, "there is no optimizer=; remove it")]
+    ("kind", "words"),
+    [
+        (torch.optim.SGD, "has no effect with SGD, .* remove it"),
+        (None, "has no effect without optimizer=, .* remove it"),
+    ],
 )
 def test_beta2_without_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -181,7 +188,11 @@ def test_handles_measure_the_scale_of_adams_updates(given: str | None, scale: st
 
 
 @pytest.mark.parametrize(
-    ("kind", "words"), [(torch.optim.SGD, "SGD has none; remove it"), (None, "there is no optimizer=; remove it")]
+    ("kind", "words"),
+    [
+        (torch.optim.SGD, "has no effect with SGD, .* remove it"),
+        (None, "has no effect without optimizer=, .* remove it"),
+    ],
 )
 def test_update_scale_without_adam_is_refused(kind: type[torch.optim.Optimizer] | None, words: str) -> None:
     with pytest.raises(ConfigError, match=words):

@@ -172,7 +172,7 @@ def test_state_names_its_matrices() -> None:
     saved = state.state_dict()
     state.load_state_dict(saved)
     state.moments.matrices = (Matrix(3, 3, 3),)
-    with pytest.raises(ValueError, match="Muon updated other parameters; give each parameter the same optimizer"):
+    with pytest.raises(ValueError, match="Muon updated other parameters before; give each parameter the same"):
         state.check(saved)
 
 
@@ -198,9 +198,15 @@ def test_matrices_are_those_of_muon() -> None:
     ("optimizers", "words"),
     [
         (lambda: [muon(), torch.optim.SGD([matrix(2)], momentum=0.9)], "Muon with AdamW or Adam, not Muon and SGD"),
-        (lambda: [muon(), torch.optim.RMSprop([matrix(2)])], "supports SGD, Adam, AdamW, Muon, not RMSprop"),
-        (lambda: [muon(momentum=0.9), muon()], "optimizer=Muon and Muon differ in momentum or betas"),
-        (lambda: [adamw(), adamw(eps=1e-3)], "optimizer=AdamW and AdamW differ in momentum or betas"),
+        (lambda: [muon(), torch.optim.RMSprop([matrix(2)])], "SGD, Adam, AdamW, Muon, not RMSprop"),
+        (
+            lambda: [muon(momentum=0.9), muon()],
+            "optimizers (Muon and Muon) may differ in learning rate",
+        ),
+        (
+            lambda: [adamw(), adamw(eps=1e-3)],
+            "optimizers (AdamW and AdamW) may differ in learning rate",
+        ),
         (lambda: [], "optimizer is an empty list"),
         (lambda: [adamw(), "muon"], "or a list of several, got 'muon'"),
         (lambda: muon(momentum=1.0), "momentum.factor must be at least 0 and below 1, got 1.0"),
@@ -238,8 +244,8 @@ def test_unknown_ratio_of_a_group_is_refused() -> None:
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"beta2": 0.9}, "beta2=0.9 has no effect: it is the decay rate of Adam's squares, not Muon's; remove it"),
-        ({"factor": 0.5}, "momentum_factor=0.5 is for SGD, not Muon; remove it"),
+        ({"beta2": 0.9}, "beta2=0.9 has no effect with Muon, because only Adam and AdamW use it; remove it"),
+        ({"factor": 0.5}, "momentum_factor=0.5 has no effect with Muon, because only SGD uses it; remove it"),
     ],
 )
 def test_options_without_effect_are_refused(given: dict[str, float], words: str) -> None:

@@ -154,8 +154,8 @@ def test_the_next_forward_pass_hides_the_all_gather() -> None:
         ({"threshold_mb": "a"}, "schedule.threshold_mb must be"),
         ({"layers": 0}, "schedule.layers must be a whole number, at least 1, got 0"),
         ({"trials": -1}, "schedule.trials must be a whole number, at least 0"),
-        ({"trials": 2, "layers": 3}, "use schedule.layers=null with it"),
-        ({"trials": 2, "low_mb": 30}, "low <= start <= high"),
+        ({"trials": 2, "layers": 3}, "use schedule.layers=null, or schedule.trials=0"),
+        ({"trials": 2, "low_mb": 30}, "start from low to high"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], message: str) -> None:

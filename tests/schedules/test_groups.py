@@ -94,16 +94,16 @@ def test_the_groups_of_the_file_are_used_from_the_first_step_on(tmp_path: Path) 
 
 BAD: dict[str, tuple[str | None, str]] = {
     "missing": (None, "cannot be read: No such file or directory; pass RUN/groups.json of another run"),
-    "not JSON": ("{", "does not contain groups; pass RUN/groups.json of another run"),
-    "not an object": ("[]", "does not contain groups"),
-    "not a range": ('{"entries": [1, 2], "groups": [1]}', "does not contain groups"),
-    "too short": ('{"entries": [1, 2], "groups": [[0, 1]]}', "does not contain each of 2 layers exactly once"),
-    "gap": ('{"entries": [1, 2, 3], "groups": [[0, 1], [2, 3]]}', "does not contain each of 3 layers exactly once"),
-    "disordered": ('{"entries": [1, 2, 3], "groups": [[1, 3], [0, 1]]}', "does not contain each of 3 layers"),
-    "empty range": ('{"entries": [1, 2, 3], "groups": [[0, 0], [0, 3]]}', "does not contain each of 3 layers"),
-    "text": ('{"entries": [1, 2], "groups": [[0, "2"]]}', "does not contain each of 2 layers"),
-    "too long": ('{"entries": [1, 2], "groups": [[0, 3]]}', "does not contain each of 2 layers"),
-    "no group": ('{"entries": [1, 2], "groups": []}', "does not contain each of 2 layers"),
+    "not JSON": ("{", "contains no groups of layers; pass RUN/groups.json of another run"),
+    "not an object": ("[]", "contains no groups of layers"),
+    "not a range": ('{"entries": [1, 2], "groups": [1]}', "contains no groups of layers"),
+    "too short": ('{"entries": [1, 2], "groups": [[0, 1]]}', "must contain each of its 2 layers exactly once"),
+    "gap": ('{"entries": [1, 2, 3], "groups": [[0, 1], [2, 3]]}', "must contain each of its 3 layers exactly once"),
+    "disordered": ('{"entries": [1, 2, 3], "groups": [[1, 3], [0, 1]]}', "must contain each of its 3 layers"),
+    "empty range": ('{"entries": [1, 2, 3], "groups": [[0, 0], [0, 3]]}', "must contain each of its 3 layers"),
+    "text": ('{"entries": [1, 2], "groups": [[0, "2"]]}', "must contain each of its 2 layers"),
+    "too long": ('{"entries": [1, 2], "groups": [[0, 3]]}', "must contain each of its 2 layers"),
+    "no group": ('{"entries": [1, 2], "groups": []}', "must contain each of its 2 layers"),
 }
 
 

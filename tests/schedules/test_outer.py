@@ -288,8 +288,11 @@ def test_recipes_by_name(name: str, published: OuterSteps) -> None:
         ({"lr": 0.0}, "lr must be a number above 0, got 0.0"),
         ({"lr": float("nan")}, "lr must be a number above 0, got nan"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
-        ({"every": 4, "fragments": 5}, "fragments=5 and delay=0 do not fit into every=4"),
-        ({"every": 4, "delay": 4}, "fragments=1 and delay=4 do not fit into every=4"),
+        (
+            {"every": 4, "fragments": 5},
+            "at most every=4 and delay below it, got fragments=5 and delay=0",
+        ),
+        ({"every": 4, "delay": 4}, "at most every=4 and delay below it, got fragments=1 and delay=4"),
         ({"fragments": 0}, "fragments must be"),
         ({"mixing": 0}, "mixing must be above 0 and at most 1, got 0"),
     ],
@@ -301,7 +304,7 @@ def test_invalid_options(options: dict[str, Any], message: str) -> None:
 
 def test_incompatible_settings_are_refused() -> None:
     moved = replace(sparse(0.1), momentum=LocalMomentum(0.9))
-    with pytest.raises(ConfigError, match="momentum=local would be applied in addition to the outer SGD's"):
+    with pytest.raises(ConfigError, match="momentum=local would be applied in addition to the momentum"):
         OuterSteps().check(moved, clips=False)
     model = make_model()
     gradient, cluster = FlatGradient(model.named_parameters()), SimulatedCluster(2, NETWORK)

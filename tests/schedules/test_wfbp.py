@@ -106,7 +106,7 @@ def test_a_gradient_that_is_complete_twice() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = Training(model, FlatGradient(model.named_parameters()), optimizer)
     synchronizer = Wfbp(0).start(dense(), SimulatedCluster(1, NETWORK), training)
-    with pytest.raises(TrainingError, match=r"inner\.(weight|bias) was complete twice.*use schedule=after_backward"):
+    with pytest.raises(TrainingError, match=r"inner\.(weight|bias) was computed twice.*use schedule=after_backward"):
         one_step(synchronizer, lambda: model(torch.ones(1, 2, requires_grad=True)).sum())
 
 
@@ -116,7 +116,7 @@ def test_steps_driven_by_hand_tell_what_was_left_out_or_cut_off() -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     training = Training(model, FlatGradient(model.named_parameters()), optimizer)
     synchronizer = Wfbp(0).start(dense(), SimulatedCluster(1, NETWORK), training)
-    with pytest.raises(TrainingError, match=r"begin\(\) was not called in this step"):
+    with pytest.raises(TrainingError, match=r"backward pass started before begin\(\)"):
         synchronizer.before_backward(last=True)
     optimizer.zero_grad()
     with pytest.raises(TrainingError, match=r"(weight|bias) is no longer a view of the flat gradient; call"):

@@ -168,8 +168,8 @@ def test_a_summary_has_what_a_trainings_has() -> None:
     [
         (["--case", "foo"], "case foo: 'foo' does not exist; use one of alone, ddp, torch.fp16"),
         (["--case", "spardl.topka,optimizer=adam"], "write optimizer=True or optimizer=False, not 'adam'"),
-        (["--json", "none/x.json"], "--json none/x.json: make the folder none first"),
-        (["--train", "model=lstm_ptb,dataset=pydocs"], "are consecutive"),
+        (["--json", "none/x.json"], "--json none/x.json: create the folder none first"),
+        (["--train", "model=lstm_ptb,dataset=pydocs"], "needs consecutive batches"),
         (["--train", "model=none"], "--train model=none: "),
         (["--train", "model=lstm_imdb,dataset=imdb,data_dir=/none"], "imdb"),
     ],
@@ -205,7 +205,7 @@ def test_bytes_and_seconds_in_the_lab(tmp_path: Path) -> None:
     assert 1 <= found["step_bytes"] / found["step_bytes_dense"] < 1.1
     assert found["cluster_seconds"] > 8 * 12 * (found["step_bytes_dense"] - BURST) / 0.1e9 / 1.05
     assert [test["step"] for test in found["evaluations"]] == [5, 10, 12]
-    assert found["caveats"][0].startswith("imdb is docstrings")
+    assert found["caveats"][0].startswith("placeholder data: docstrings")
     assert (found["gbit"], found["workers"]) == (0.1, 2)
 
 

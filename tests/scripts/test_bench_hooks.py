@@ -172,11 +172,11 @@ def test_powersgd_gets_one_bucket(bench: ModuleType) -> None:
     [
         (["--cases", "foo"], "case foo: 'foo' does not exist; use one of alone, ddp, torch.fp16"),
         (["--cases", "ddp", "spardl.topka,density"], "write an option as name=value, not 'density'"),
-        (["--json", "none/x.json"], "--json none/x.json: make the folder none first"),
+        (["--json", "none/x.json"], "--json none/x.json: create the folder none first"),
         (["--write", "README.md"], "lacks the lines <!-- hooks: REMARK --> and <!-- end of hooks -->"),
         (["--read", "README.md"], "--read README.md is not a file written by --json"),
         (["--read", "pyproject.json"], "pyproject.json"),
-        (["--train", "model=lstm_ptb,dataset=pydocs"], "are consecutive"),
+        (["--train", "model=lstm_ptb,dataset=pydocs"], "needs consecutive batches"),
         (["--train", "model=none"], "--train model=none: "),
     ],
 )

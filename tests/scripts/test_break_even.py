@@ -72,10 +72,10 @@ def test_measured_times_are_used(tmp_path: Path) -> None:
     path.write_text(json.dumps({"workers": {"4": {"spardl, 2 teams": {"fixed": 1.0, "per_entry": 2.0}}}}))
     compressing = tables.measured(path)(4)
     assert compressing("spardl", {"density": 0.1, "teams": 2})(3) == 7.0
-    with pytest.raises(spardl.SpardlError, match=r"times.json lacks \(4, 'spardl'\); make it again"):
+    with pytest.raises(spardl.SpardlError, match=r"times.json has no times of \(4, 'spardl'\); create it again"):
         compressing("spardl", {"teams": 1})
     path.write_text("[]")
-    with pytest.raises(spardl.SpardlError, match=r"times.json does not hold times .*--measure"):
+    with pytest.raises(spardl.SpardlError, match=r"times.json contains no valid times .*--measure"):
         tables.measured(path)
 
 

@@ -98,8 +98,8 @@ def test_some_rows_of_a_table(filled: Path) -> None:
 @pytest.mark.parametrize(
     ("shown", "words"),
     [
-        ({"toy": ["dense", "x"]}, "page a shows rows that toy lacks: x"),
-        ({"b": ["dense"]}, "that b lacks"),
+        ({"toy": ["dense", "x"]}, "page a shows rows that task toy does not have: x"),
+        ({"b": ["dense"]}, "that task b does not have"),
     ],
 )
 def test_pages_show_rows_that_there_are(tmp_path: Path, shown: dict[str, list[str]], words: str) -> None:
@@ -156,10 +156,10 @@ def test_a_run_and_its_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ({"rates": {"dense": [1]}}, "refer to: alone"),
+        ({"rates": {"dense": [1]}}, "comparisons need: alone"),
         (
             {"rates": {"dense": [1], "alone": [1], "published": [1]}, "compared": {"1%": [None, "y"]}},
-            "refer to: y",
+            "comparisons need: y",
         ),
         ({"rates": {"dense": [1], "alone": [1], "published": [1], "x": [1]}}, "has an undefined row 'x'"),
     ],

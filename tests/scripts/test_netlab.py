@@ -264,7 +264,7 @@ def netlab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("run --workers 2 --gbit=-inf -- true", "got -inf"),
         ("run --workers 2 --gbit 1 --timeout 0 -- true", "--timeout must be above 0"),
         ("run --workers 2 --gbit 1 -- no-such-program", "program no-such-program not found"),
-        ("run --workers 2 --gbit 1 --json /no/such/folder/x -- true", "make the folder /no/such/folder first"),
+        ("run --workers 2 --gbit 1 --json /no/such/folder/x -- true", "create the folder /no/such/folder first"),
     ],
 )
 def test_bad_input_is_one_line(netlab: Any, capsys: pytest.CaptureFixture[str], words: str, part: str) -> None:

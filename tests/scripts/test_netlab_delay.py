@@ -204,7 +204,7 @@ def test_other_messages_are_errors() -> None:
         with pytest.raises(OSError, match="No buffer space"):
             read(refusal)
     check(struct.pack("=IHHIIi", 36, 2, 0, 0, 0, 0) + bytes(16))
-    with pytest.raises(OSError, match="lacks a packet number"):
+    with pytest.raises(OSError, match="has no packet number"):
         packet_number(of_kernel(PACKET, attribute(3, "I", 5)))
 
 

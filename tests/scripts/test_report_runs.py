@@ -258,7 +258,7 @@ def test_the_table_of_runs_for_programs_and_papers(
     assert capsys.readouterr().err.startswith("error: cannot write the report (")
     assert called(monkeypatch, "runs", tmp_path / "none") == 2
     assert capsys.readouterr().err.endswith(
-        "error: none of these folders holds a finished run; make one with python train.py\n"
+        "error: none of these folders contains a finished run; create one with python train.py\n"
     )
 
 
@@ -278,7 +278,7 @@ def test_nothing_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsy
     assert called(monkeypatch, tmp_path, "--html", tmp_path / "page.html") == 2
     said = capsys.readouterr()
     assert "still running, or killed" in said.out
-    assert said.err == "error: none of these folders holds a finished run; make one with python train.py\n"
+    assert said.err == "error: none of these folders contains a finished run; create one with python train.py\n"
     assert not (tmp_path / "page.html").exists()
 
 

@@ -298,7 +298,7 @@ def _identity(*words: str) -> str:
         pytest.param(("-m", "compressor.density=0.1,7"), "density", marks=pytest.mark.slow),
         (("cluster.workers=0",), "cluster.workers must be a whole number"),
         pytest.param(("-m", "cluster=local,slurm"), "submit them separately", marks=pytest.mark.slow),
-        (("-m", "output_dir=a,b"), "the same output_dir"),
+        (("-m", "output_dir=a,b"), "different output_dir or force"),
         (("--file", "none.txt"), "cannot read --file none.txt"),
         (("status", "--outputs", "none"), "no submissions in"),
         (("site.tme=5",), "site.tme"),
@@ -411,7 +411,7 @@ BROKEN = {
     "[]": "is not a submission",
     "{}": "missing field 'place'",
     "[" * 100_000: "nested too deeply",
-    '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": []}': "entries are missing",
+    '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": []}': "entries is empty",
     '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": [{"words": 5}]}': "is not",
     '{"place": "here", "outputs": "o", "since": "x", "force": false, "site": {}, "entries": [1]}': "field since has",
 }

@@ -143,7 +143,7 @@ def test_loss_falls(task):
 def test_a_larger_vocabulary_is_kept_and_a_smaller_one_refused(pydocs):
     larger = BertPretraining(partial(SMALL, vocab_size=2100), pydocs, seq_len=24).build_model()
     assert larger.config.vocab_size == 2100
-    with pytest.raises(ConfigError, match=r"vocab_size=1999 is under the 2000"):
+    with pytest.raises(ConfigError, match=r"vocab_size must be at least the 2000 .* got 1999"):
         BertPretraining(partial(SMALL, vocab_size=1999), pydocs, seq_len=24).build_model()
 
 
@@ -151,7 +151,7 @@ def test_images_are_refused_in_one_line(digits):
     with pytest.raises(ConfigError) as caught:
         BertPretraining(SMALL, digits)
     assert str(caught.value) == (
-        "bert pre-training needs a data set of text; dataset=digits holds images; use dataset=pydocs"
+        "bert pre-training needs a data set of text, but dataset=digits contains images; use dataset=pydocs"
     )
 
 
@@ -160,13 +160,13 @@ def test_text_in_whole_words_is_refused_in_one_line():
     with pytest.raises(ConfigError) as caught:
         BertPretraining(SMALL, words)
     assert str(caught.value) == (
-        "bert pre-training needs text with its special tokens; dataset=plain has whole words and no [MASK]; "
-        "use dataset=pydocs"
+        "bert pre-training needs text with BERT's special tokens, but dataset=plain has no [MASK]; use dataset=pydocs"
     )
 
 
 @pytest.mark.parametrize(
-    ("options", "words"), [({"seq_len": 7}, "seq_len=7"), ({"mask_fraction": 0.0}, "mask_fraction")]
+    ("options", "words"),
+    [({"seq_len": 7}, "seq_len must be at least 8"), ({"mask_fraction": 0.0}, "mask_fraction")],
 )
 def test_options_out_of_range_are_refused(pydocs, options, words):
     with pytest.raises(ConfigError, match=words):

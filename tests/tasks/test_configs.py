@@ -207,5 +207,5 @@ def test_a_stand_in_says_that_it_is_one(name: str, tmp_path: Any) -> None:
 
 @pytest.mark.parametrize("model", ["bert", "bert_tiny", "gpt_chars", "gpt_pieces", "lstm"])
 def test_text_models_refuse_digits_whatever_else_their_file_sets(model: str) -> None:
-    with pytest.raises(ConfigError, match="needs a data set of text; dataset=digits"):
+    with pytest.raises(ConfigError, match="needs a data set of text, but dataset=digits"):
         task_of(f"model={model}", "dataset=digits")

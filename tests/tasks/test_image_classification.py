@@ -100,7 +100,7 @@ def test_weights_follow_the_global_seed(digits):
 
 
 def test_text_is_refused(tiny_text):
-    with pytest.raises(ConfigError, match="dataset=tiny holds text; use dataset=digits"):
+    with pytest.raises(ConfigError, match="dataset=tiny contains text; use dataset=digits"):
         ImageClassification(None, tiny_text)
 
 

@@ -125,6 +125,6 @@ def test_classes_are_refused_in_one_line(digits):
     with pytest.raises(ConfigError) as caught:
         image_regression(None, digits)
     assert str(caught.value) == (
-        "image regression needs a data set of images with numbers; dataset=digits holds images; "
+        "image regression needs a data set of images with numbers, but dataset=digits contains images; "
         "use dataset=rotated_digits or houses"
     )

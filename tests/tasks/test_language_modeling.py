@@ -105,12 +105,12 @@ def test_lstm_learns_in_either_precision(tiny_text):
 
 
 def test_images_are_refused(digits):
-    with pytest.raises(ConfigError, match="language modeling needs a data set of text; dataset=digits holds images"):
+    with pytest.raises(ConfigError, match="needs a data set of text, but dataset=digits contains images"):
         LanguageModeling(None, digits)
 
 
 def test_misfits_are_refused(tiny_text):
-    with pytest.raises(ConfigError, match="seq_len=0"):
+    with pytest.raises(ConfigError, match="seq_len must be at least 1, got 0"):
         LanguageModeling(None, tiny_text, seq_len=0)
     empty = TextDataset("empty", tiny_text.train, Corpus.from_documents([]), 70, SpecialTokens())
     with pytest.raises(ConfigError, match="at least one document"):
@@ -144,7 +144,7 @@ def test_training_windows_come_without_context(tiny_text):
     task = LanguageModeling(None, tiny_text, seq_len=4, eval_context=8)
     assert task.train.batch(torch.tensor([0]), None)["tokens"].shape == (1, 5)
     assert task.test.batch(torch.tensor([0]), None)["tokens"].shape == (1, 13)
-    with pytest.raises(ConfigError, match="eval_context=-1"):
+    with pytest.raises(ConfigError, match="eval_context must be at least 0, got -1"):
         LanguageModeling(None, tiny_text, eval_context=-1)
 
 

@@ -219,5 +219,5 @@ def test_an_empty_batch_has_the_same_form(english):
 
 @pytest.mark.parametrize("documents", [[], [[4, 4]], [[4], [4]]])
 def test_too_little_text_is_refused(documents):
-    with pytest.raises(DataError, match="two or more documents"):
+    with pytest.raises(DataError, match="at least two documents"):
         SentencePairs(numbered(*documents), 1000, SPECIAL, seq_len=24)

@@ -196,7 +196,7 @@ def test_the_model_is_built_for_the_data(tones):
 
 
 def test_pictures_are_refused(tiny_images):
-    with pytest.raises(ConfigError, match="dataset=tiny holds images; use dataset=an4"):
+    with pytest.raises(ConfigError, match="dataset=tiny contains images; use dataset=an4"):
         SpeechRecognition(None, tiny_images)
 
 

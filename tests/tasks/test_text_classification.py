@@ -88,7 +88,7 @@ def test_batch_sizes_do_not_change_the_summary(learnable):
 
 
 def test_other_data_are_refused(tiny_text):
-    with pytest.raises(ConfigError, match="dataset=tiny holds text; use dataset=docstrings or imdb"):
+    with pytest.raises(ConfigError, match="dataset=tiny contains text; use dataset=docstrings or imdb"):
         TextClassification(None, tiny_text)
 
 

@@ -104,7 +104,7 @@ CASES = {
     "wire=int8 compressor=oktopk": "use wire.values=bfloat16 or communicator=spardl",
     "warmup.steps=-1": "warmup.steps must be a whole number, at least 0, got -1",
     "schedule=foo": "Available options in 'schedule': after_backward dear diloco layer_fusion local_sgd mg_wfbp outer",
-    "schedule=outer momentum=sgd": "momentum=sgd would be applied in addition to the outer SGD's; use a method",
+    "schedule=outer momentum=sgd": "momentum=sgd would be applied in addition to the momentum of the outer SGD",
     "schedule=outer schedule.every=0": "every must be a whole number, at least 1, got 0",
     "schedule=outer schedule.lr=-1": "lr must be a number above 0, got -1",
     "schedule=outer training.precision=fp16": "use training.precision=bf16, or fp32",
@@ -113,8 +113,8 @@ CASES = {
     "schedule=dear compressor=none communicator=backend": "cannot be split into a reduce-scatter and an all-gather",
     "schedule=dear communicator=backend communicator.halves=2 compressor=none": "halves must be true or false, got 2",
     "schedule=dear compressor=random_k residual=rescaled training.clip_norm=1": "use training.clip_norm=null",
-    "schedule=dear schedule.trials=5 schedule.layers=2": "use schedule.layers=null with it",
-    "schedule=dear schedule.trials=5 schedule.low_mb=30": "low <= start <= high must hold",
+    "schedule=dear schedule.trials=5 schedule.layers=2": "use schedule.layers=null, or schedule.trials=0",
+    "schedule=dear schedule.trials=5 schedule.low_mb=30": "start from low to high, got low=30",
     "cluster=simulated cluster.profile={tmp}/missing.json": "create one with spardl profile",
     "cluster=simulated cluster.profile={tmp}/file": "is not a profile",
     "dataset=cifar10 data_dir={tmp}": "dataset.download=true",
@@ -135,17 +135,17 @@ CASES = {
     "training.batch_size=abc": "training.batch_size must be a whole number, at least 1, got 'abc'",
     "training.epochs=abc": "training.epochs must be a number above 0, got 'abc'",
     "training.precision=fp8": "training.precision must be one of fp32, fp64, bf16, fp16, got 'fp8'",
-    "optimizer.lr=abc": "optimizer cannot be made with lr=abc",
+    "optimizer.lr=abc": "optimizer cannot be created with lr=abc",
     "optimizer.lr=-1": "Invalid learning rate: -1",
     "optimizer.lr=nan": "optimizer.lr must be a finite number, got nan",
     "optimizer.lr=inf": "optimizer.lr must be a finite number, got inf",
     "optimizer.lr=1e999": "optimizer.lr must be a finite number, got inf",
     "optimizer=adamw optimizer.lr=inf": "optimizer.lr must be a finite number, got inf",
     "optimizer.momentum=nan": "optimizer.momentum must be at least 0 and below 1, got nan",
-    "lr_schedule.warmup_epochs=abc": "lr_schedule needs warmup_epochs >= 0",
-    "lr_schedule.warmup_epochs=nan": "lr_schedule needs warmup_epochs >= 0",
-    "lr_schedule=multistep lr_schedule.milestones=5": "lr_schedule needs a list of epochs as milestones",
-    "lr_schedule=multistep lr_schedule.gamma=nan": "lr_schedule needs a list of epochs as milestones",
+    "lr_schedule.warmup_epochs=abc": "lr_schedule.warmup_epochs must be at least 0",
+    "lr_schedule.warmup_epochs=nan": "lr_schedule.warmup_epochs must be at least 0",
+    "lr_schedule=multistep lr_schedule.milestones=5": "lr_schedule.milestones must be a list of epochs",
+    "lr_schedule=multistep lr_schedule.gamma=nan": "lr_schedule.milestones must be a list of epochs",
     "seed=abc": "training.seed must be a whole number, got 'abc'",
     "seed=18446744073709551616": "training.seed must be from -2^63 to 2^64 - 1, got 18446744073709551616",
     "seed=-9223372036854775809": "training.seed must be from -2^63 to 2^64 - 1, got -9223372036854775809",
@@ -206,7 +206,7 @@ def test_a_port_in_use(address: str, tmp_path: Path, capfd: pytest.CaptureFixtur
 
 def test_errors_that_only_a_worker_finds(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert here("model.depth=21", f"output_dir={tmp_path}") == 2
-    assert "use 20, 32, 44, 56 or 110" in one_line(capfd.readouterr().err)
+    assert "such as 20, 32, 44, 56 or 110" in one_line(capfd.readouterr().err)
 
 
 def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -307,7 +307,7 @@ def test_all_checkpoints_are_bad(where: str, corrupt: Corrupt, capfd: pytest.Cap
 
 def test_a_run_of_another_configuration(corrupt: Corrupt, capfd: pytest.CaptureFixture[str]) -> None:
     assert here(*corrupt.words, f"resume={corrupt.run}", "seed=2", f"output_dir={corrupt.outputs}") == 2
-    assert "is a run of another configuration" in one_line(capfd.readouterr().err)
+    assert "but this configuration is that of run" in one_line(capfd.readouterr().err)
 
 
 def test_a_run_without_checkpoints(corrupt: Corrupt, capfd: pytest.CaptureFixture[str]) -> None:

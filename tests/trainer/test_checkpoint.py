@@ -257,8 +257,8 @@ def test_a_raw_pickle_is_one_line_that_recommends_nothing(protocol: int, tmp_pat
         load_part(checkpoint, 0, CPU)
     assert caught == []
     assert str(error.value) == (
-        f"checkpoint {checkpoint} cannot be used: rank-0.pt cannot be read (it does not hold only tensors and plain "
-        "data; no code in it was executed)"
+        f"checkpoint {checkpoint} cannot be used: rank-0.pt cannot be read (it contains objects other than "
+        "tensors and plain data; no code in it was executed)"
     )
 
 
@@ -312,10 +312,10 @@ def test_every_file_stores_its_identity(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("run", "step", "workers", "reason"),
     [
-        ("b", 9, 2, r"run b saved it, and this is run a; move it back to its own folder"),
+        ("b", 9, 2, r"it was saved by run b, but this is run a; move it back to its folder"),
         ("a", 8, 2, r"it was saved at step 8; rename it back"),
-        ("a", 9, 3, r"it was saved by 3 workers, and this run has 2; move it away"),
-        ("a", 9, 1, r"it was saved by 1 workers, and this run has 2; move it away"),
+        ("a", 9, 3, r"it was saved by 3 workers, but this run has 2; move it elsewhere"),
+        ("a", 9, 1, r"it was saved by 1 workers, but this run has 2; move it elsewhere"),
     ],
 )
 def test_a_foreign_checkpoint_is_refused(run: str, step: int, workers: int, reason: str, tmp_path: Path) -> None:
@@ -331,14 +331,14 @@ def test_an_unknown_format_is_refused(tmp_path: Path) -> None:
     newer = save_as("a", tmp_path, 9) / "manifest.json"
     content = json.loads(newer.read_text())
     newer.write_text(json.dumps({**content, "checkpoint": {**content["checkpoint"], "format": 2}}))
-    with pytest.raises(CheckpointError, match="has format 2, and this version of spardl reads 1; use the version"):
+    with pytest.raises(CheckpointError, match="has format 2, but this version of spardl reads 1; use the version"):
         find_checkpoint(tmp_path, 2, "a")
 
 
 def test_a_checkpoint_of_more_workers_without_identity(tmp_path: Path) -> None:
     stripped(save_as("a", tmp_path, 5, workers=3))
     assert find_checkpoint(tmp_path, 3, "a")[0] == find_checkpoint(tmp_path, None, "a")[0] == tmp_path / "step-00000005"
-    with pytest.raises(CheckpointError, match="it was saved by 3 workers, and this run has 2"):
+    with pytest.raises(CheckpointError, match="it was saved by 3 workers, but this run has 2"):
         find_checkpoint(tmp_path, 2, "a")
 
 
@@ -367,13 +367,13 @@ def test_a_checkpoint_without_identity_is_continued(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "changes", "reason"),
     [
-        ("shared.pt", {"progress": None}, "lacks 'progress'; take an older checkpoint"),
+        ("shared.pt", {"progress": None}, "has no 'progress'; use an older checkpoint"),
         ("shared.pt", {"progress": {"pace": 1}}, "does not fit this run .*unexpected keyword argument 'pace'"),
-        ("shared.pt", {"optimizer": None}, "lacks 'optimizer'; take"),
-        ("shared.pt", {"optimizer": {}}, "lacks '(param_groups|state)'; take"),
+        ("shared.pt", {"optimizer": None}, "has no 'optimizer'; use"),
+        ("shared.pt", {"optimizer": {}}, "has no '(param_groups|state)'; use"),
         ("shared.pt", {"model": {}}, "does not fit this run .*Sequential"),
-        ("rank-1.pt", {"window": None}, "lacks 'window'; take"),
-        ("rank-1.pt", {"synchronizer": {}}, "lacks '.*'; take"),
+        ("rank-1.pt", {"window": None}, "has no 'window'; use"),
+        ("rank-1.pt", {"synchronizer": {}}, "has no '.*'; use"),
         ("rank-1.pt", {"worker": [1]}, "does not fit this run"),
     ],
 )

@@ -88,10 +88,10 @@ def test_a_branch_with_nothing_else_is_the_run_itself(finished: Path, tmp_path: 
 
 
 REFUSED = {
-    "compressor.density=0.03": r"its run had compressor\.density=0\.02, and this one has 0\.03; only optimizer\.lr, ",
-    "optimizer.momentum=0.5 optimizer.lr=0.01": r"its run had optimizer\.momentum=0\.9, and this one has 0\.5; ",
+    "compressor.density=0.03": r"with compressor\.density=0\.02, but this run has 0\.03; change only optimizer\.lr, ",
+    "optimizer.momentum=0.5 optimizer.lr=0.01": r"was saved with optimizer\.momentum=0\.9, but this run has 0\.5; ",
     "cluster.workers=4": r"it has no rank-2\.pt, which a run of 4 workers needs",
-    "cluster.workers=1": r"was saved by 2 workers, and this run has 1; use cluster\.workers=2",
+    "cluster.workers=1": r"was saved by 2 workers, but this run has 1; use cluster\.workers=2",
     "training.max_steps=4": r"is at or after the last step, training\.max_steps=4; increase it",
     "start_from={run}": r"is not a checkpoint; name one: RUN/checkpoints/step-NUMBER",
     "start_from={tmp}": r"is not a checkpoint; name one: RUN/checkpoints/step-NUMBER",

@@ -283,7 +283,7 @@ def test_ranks_raise_the_error_of_rank_0(error: Exception, monkeypatch: pytest.M
 
 def test_ranks_raise_when_settings_differ(monkeypatch: pytest.MonkeyPatch) -> None:
     content = {"given/1": json.dumps({"seed": "2"}).encode()}
-    said = "rank 1 has seed=2, rank 0 has seed=1: all workers must be given the same"
+    said = "rank 1 has seed=2, rank 0 has seed=1; all workers need the same value"
     with pytest.raises(ConfigError, match=said):
         member(0, content, monkeypatch).share(lambda: pytest.fail("there is no run"), {"seed": "1"})
     with pytest.raises(ConfigError, match=said):

@@ -85,7 +85,7 @@ def test_digest_sees_every_bit() -> None:
 
 @pytest.mark.parametrize("lr", ["abc", -1.0, None])
 def test_an_optimizer_that_cannot_be_made(lr: Any) -> None:
-    with pytest.raises(ConfigError, match=f"optimizer cannot be made with lr={lr}, momentum=0.9: "):
+    with pytest.raises(ConfigError, match=f"optimizer cannot be created with lr={lr}, momentum=0.9: "):
         plan(dense(), lr=lr).check(2)
 
 
@@ -99,5 +99,5 @@ def test_a_plan_that_does_not_fit_the_workers() -> None:
 
 def test_an_optimizer_without_keywords() -> None:
     made = plan(dense())
-    with pytest.raises(ConfigError, match="optimizer cannot be made with : TypeError"):
+    with pytest.raises(ConfigError, match="optimizer cannot be created with : TypeError"):
         type(made)(**{**vars(made), "optimizer": partial(lambda: None)}).check(2)

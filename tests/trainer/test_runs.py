@@ -115,7 +115,7 @@ def test_a_folder_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is in use by another process"):
         named()
     os.close(found.lock)
-    with pytest.raises(CheckpointError, match=r"of another configuration \(abc, this one is xyz\)"):
+    with pytest.raises(CheckpointError, match=r"is run abc, but this configuration is that of run xyz"):
         continue_from(tmp_path, "xyz", str(run.folder), 2)
     with pytest.raises(CheckpointError, match="is not the folder of a run"):
         continue_from(tmp_path, "abc", str(tmp_path), 2)

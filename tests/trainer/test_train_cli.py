@@ -227,7 +227,7 @@ def test_srun_with_another_command_on_another_node(tmp_path: Path) -> None:
     words = ("logger=none", "training.log_every=2", f"output_dir={tmp_path / 'out'}")
     for done in srun(words, "training.log_every=3"):
         assert done.returncode == 2
-        said = "rank 1 has training.log_every=3, rank 0 has training.log_every=2: all workers must be given the same"
+        said = "rank 1 has training.log_every=3, rank 0 has training.log_every=2; all workers need the same value"
         assert done.stderr == f"error: {said}\n"
     assert not (tmp_path / "out").exists()
 

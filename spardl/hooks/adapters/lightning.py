@@ -110,9 +110,10 @@ class SpardlStrategy(DDPStrategy):
             )
         if moved and trainer.gradient_clip_val:
             raise ConfigError(
-                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) would clip averaged updates; remove it and "
-                f"pass clip_norm={trainer.gradient_clip_val} to SpardlStrategy (largest 2-norm of each worker's own "
-                'gradient), or recipe="published"'
+                f"Trainer(gradient_clip_val={trainer.gradient_clip_val}) would clip updates instead of gradients, "
+                "because this method averages updates; remove it and pass "
+                f"clip_norm={trainer.gradient_clip_val} to SpardlStrategy, which clips each worker's gradient, or pass "
+                'recipe="published" to average gradients'
             )
         return optimizers[0] if len(optimizers) == 1 else None
 

@@ -116,7 +116,7 @@ def _read(path: Path, folder: Path, prefix: str, fresh: bool) -> tuple[dict[str,
     if not path.exists():
         missing = (
             f"{folder} has {_others(folder, prefix)}, but no {path.name}; resume with the number of workers that saved "
-            "it, or start with zero residuals by fresh=True"
+            "it, or pass fresh=True to start with zero residuals"
         )
         return None, _Read(None, None if fresh else missing)
     try:
@@ -142,9 +142,9 @@ def _check(found: Sequence[_Read], folder: Path, step: int | None) -> None:
     wanted = steps if step is None or steps == {None} else {step}
     if len(steps) > 1 or steps != wanted:
         said = ", ".join(sorted(str(each) for each in steps))
-        expected = "of a single step" if step is None else f"of the checkpoint's step {step}"
+        expected = "a single step" if step is None else f"step {step} as the checkpoint"
         raise CheckpointError(
-            f"states in {folder} are of steps {said}, not {expected}; resume from an older checkpoint"
+            f"the states in {folder} were saved at steps {said}, expected {expected}; resume from an older checkpoint"
         )
 
 

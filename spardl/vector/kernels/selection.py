@@ -84,7 +84,7 @@ def _add_near_and_list_range(
 
 
 def _range(memory: Any, gradient: Any, clear: Any, first: Any, bound: Any, places: Any, values: Any, count: Any) -> Any:
-    raise NotImplementedError("_range() works only in compiled code")
+    raise NotImplementedError("_range() has no Python version; call it only in functions compiled by numba")
 
 
 @overload(_range, inline="always")
@@ -119,7 +119,7 @@ def _clear(vector: Any, start: int, stop: int) -> None:
 
 
 def _part(vector: Any, start: Any, stop: Any) -> Any:
-    raise NotImplementedError("_part() works only in compiled code")
+    raise NotImplementedError("_part() has no Python version; call it only in functions compiled by numba")
 
 
 # An overload instead of a branch: numba drops the branch for a gradient where it is ``None``, but keeps the branch for

@@ -32,12 +32,12 @@ def is_short(dtype: Any) -> bool:
 
 def sum_at(memory: Any, gradient: Any, place: Any) -> Any:
     """Sum of the entries of ``memory`` and ``gradient`` at ``place``; ``gradient`` may be ``None``."""
-    raise NotImplementedError("sum_at() works only in compiled code")
+    raise NotImplementedError("sum_at() has no Python version; call it only in functions compiled by numba")
 
 
 def reaches(value: Any, bound: Any) -> Any:
     """Whether the magnitude of ``value`` is at least ``bound``, of the same type."""
-    raise NotImplementedError("reaches() works only in compiled code")
+    raise NotImplementedError("reaches() has no Python version; call it only in functions compiled by numba")
 
 
 @overload(sum_at, inline="always")

@@ -50,7 +50,7 @@ def test_what_cannot_be_scaled() -> None:
     still = Profile("toy", "none", 1, (LayerTimes("a", 1, 0.0, 0.0),), 0.0, 0.0, 0.0)
     with pytest.raises(ConfigError, match="take 0 seconds"):
         still.scaled(1.0)
-    with pytest.raises(ConfigError, match="seconds must be seconds from 0 up, got -1"):
+    with pytest.raises(ConfigError, match="seconds must be a number of seconds, at least 0, got -1"):
         TOY.scaled(-1.0)
 
 
@@ -129,9 +129,9 @@ def test_shapes_survive_a_file_and_stretching(tmp_path: Path) -> None:
     ("shapes", "said"),
     [
         ([[3, 3]], r"layers\[0\].shapes must be shapes with 10 entries in total"),
-        ([10], r"layers\[0\].shapes must be lists of whole numbers"),
-        ([[-1, -10]], r"layers\[0\].shapes must be lists of whole numbers"),
-        ("10", r"layers\[0\].shapes must be lists of whole numbers"),
+        ([10], r"layers\[0\].shapes must be a list that contains the shape"),
+        ([[-1, -10]], r"layers\[0\].shapes must be a list that contains the shape"),
+        ("10", r"layers\[0\].shapes must be a list that contains the shape"),
     ],
 )
 def test_bad_shapes(shapes: object, said: str, tmp_path: Path) -> None:

@@ -151,7 +151,7 @@ def test_checkpoint_without_residuals_is_refused(tmp_path: Path) -> None:
 
     for rank, said in enumerate(launched(work)):
         missing = f"no workers' states, but no spardl-0-{rank}-of-2.pt"
-        way_out = "resume with the number of workers that saved it, or start with zero residuals by fresh=True"
+        way_out = "resume with the number of workers that saved it, or pass fresh=True to start with zero residuals"
         assert said == f"{tmp_path}/dense has {missing}; {way_out}"
 
 

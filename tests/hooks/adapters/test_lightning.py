@@ -261,8 +261,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "clipping": (
         adam,
         {"gradient_clip_val": 0.5},
-        "Trainer(gradient_clip_val=0.5) would clip averaged updates; remove it and pass clip_norm=0.5 to "
-        'SpardlStrategy (largest 2-norm of each worker\'s own gradient), or recipe="published"',
+        "Trainer(gradient_clip_val=0.5) would clip updates instead of gradients, because this method averages updates; "
+        "remove it and pass clip_norm=0.5 to SpardlStrategy, which clips each worker's gradient, or pass "
+        'recipe="published" to average gradients',
     ),
 }
 

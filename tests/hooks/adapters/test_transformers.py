@@ -172,8 +172,8 @@ def test_files_of_another_save_are_refused(tmp_path: Path) -> None:
             trained(tmp_path, {"method": "topka"}, str(tmp_path / "checkpoint-4"))
         return str(error.value)
 
-    wanted = "not of the checkpoint's step 4; resume from an older checkpoint"
-    assert launched(work) == [f"states in {tmp_path}/checkpoint-4 are of steps 4, 8, {wanted}"] * 2
+    wanted = "expected step 4 as the checkpoint; resume from an older checkpoint"
+    assert launched(work) == [f"the states in {tmp_path}/checkpoint-4 were saved at steps 4, 8, {wanted}"] * 2
 
 
 def test_trainer_that_trains_twice_continues(tmp_path: Path) -> None:

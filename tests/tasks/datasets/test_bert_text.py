@@ -42,7 +42,7 @@ def test_a_truncated_vocabulary_is_told(tmp_path, cut):
     if cut == 1:  # the last piece lost a letter, which nothing but a checksum could tell
         assert len(read_word_pieces("thing", str(tmp_path), 7)) == 7
     else:
-        assert "instead of 7" in refusal(tmp_path, 7)
+        assert "expected 7" in refusal(tmp_path, 7)
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"a\0b", b"a\nb\nc\nd\ne\nf\ng\n", b"\n".join([b"a"] * 7)])
@@ -90,7 +90,7 @@ def test_pieces_are_learned_from_the_training_documents_once(tmp_path):
 
 
 def test_a_vocabulary_without_room_for_the_letters_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match=r"dataset\.vocab_size=8: letters alone take 9; raise it"):
+    with pytest.raises(ConfigError, match=r"dataset\.vocab_size must be at least 9 .*, got 8"):
         learned_text("thing", str(tmp_path), 8, "source", lambda: [[["ab"]], [["a"]]])
     assert not list(tmp_path.glob("*.safetensors"))
 
@@ -98,5 +98,5 @@ def test_a_vocabulary_without_room_for_the_letters_is_refused(tmp_path):
 def test_the_stand_in_declares_the_vocabulary(pydocs):
     text = pydocs_pieces("thing", 30_522)
     assert (text.name, text.vocab_size) == ("thing", 30_522)
-    assert "thing is Python's language reference here, in 4000 word pieces trained on it" in text.caveat
+    assert "Python's language reference, in 4000 word pieces trained on it, replaces dataset=thing" in text.caveat
     assert pydocs_pieces("thing", 10).vocab_size == 4000

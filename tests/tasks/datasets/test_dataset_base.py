@@ -89,5 +89,5 @@ def test_require_names_what_fits_in_one_line(digits):
     with pytest.raises(ConfigError) as caught:
         require(digits, TextDataset, "bert pre-training")
     assert str(caught.value) == (
-        "bert pre-training needs a data set of text; dataset=digits holds images; use dataset=pydocs"
+        "bert pre-training needs a data set of text, but dataset=digits contains images; use dataset=pydocs"
     )

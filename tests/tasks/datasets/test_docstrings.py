@@ -74,7 +74,7 @@ def test_fewer_classes_are_the_first_ones_and_the_same_each_time(texts, tmp_path
 
 @pytest.mark.parametrize("classes", [1, len(SUBJECTS) + 1])
 def test_a_number_of_classes_that_cannot_be_is_refused(classes):
-    with pytest.raises(ConfigError, match=f"classes={classes}"):
+    with pytest.raises(ConfigError, match=f"classes must be from 2 to .*, got {classes}"):
         docstrings("/nowhere", classes=classes)
 
 
@@ -82,5 +82,5 @@ def test_a_python_without_sources_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(module.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(DataError) as caught:
         docstrings(str(tmp_path))
-    assert "docstrings needs the sources of the standard library" in str(caught.value)
+    assert "dataset=docstrings needs the source files" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -54,8 +54,8 @@ def refusal(remote: Remote, target: Path) -> str:
     assert left(target) == []
     message = str(caught.value)
     assert "\n" not in message
-    assert message.startswith(f"thing could not be fetched into {target}: ")
-    assert message.endswith("fetch it elsewhere and set data_dir to its folder")
+    assert message.startswith(f"thing cannot be downloaded into {target}: ")
+    assert message.endswith("download it on another machine and set data_dir to its parent folder")
     return message
 
 
@@ -123,7 +123,7 @@ def test_an_archive_that_reaches_outside_is_refused(origin, target):
 def test_a_folder_that_cannot_be_made_is_told_in_one_line(origin, tmp_path):
     (origin / "a").write_bytes(b"content")
     (tmp_path / "file").write_text("in the way")
-    with pytest.raises(DataError, match=r"thing could not be fetched into \S+file"):
+    with pytest.raises(DataError, match=r"thing cannot be downloaded into \S+file"):
         fetch("thing", [served(origin / "a", "a")], tmp_path / "file")
 
 
@@ -160,7 +160,7 @@ def test_over_http(target):
         (b"HTTP/1.0 404 Not Found\r\n\r\n", "HTTP Error 404"),
         (b"this is no web server\r\n", "this is no web server"),
         (b"", "closed connection"),
-        (HEADER + b"cont", "has the sha256"),
+        (HEADER + b"cont", "has sha256"),
     ],
 )
 def test_servers_that_do_not_deliver(target, answer, reason):

@@ -76,13 +76,13 @@ def test_tokens_come_from_the_cache_until_a_file_changes(small, monkeypatch):
 def test_a_missing_folder_is_told(small, folder):
     target = small / "aclImdb" / folder
     target.rename(small / "away")
-    assert f"imdb is missing: looked for {target}" in refusal(small)
+    assert f"imdb is missing: {target} does not exist" in refusal(small)
 
 
 def test_missing_reviews_are_told(small):
     (small / "aclImdb" / "test" / "pos" / "1_5.txt").unlink()
     message = refusal(small)
-    assert f"imdb is incomplete: {small / 'aclImdb' / 'test' / 'pos'} holds 1 of 2 reviews; remove" in message
+    assert f"imdb is incomplete: {small / 'aclImdb' / 'test' / 'pos'} has 1 of 2 reviews; delete" in message
 
 
 @pytest.mark.parametrize("content", [b"", b"\xfe\xff", b"a\0b"])
@@ -94,14 +94,14 @@ def test_a_damaged_review_is_told(small, content):
 
 def test_a_failed_download_is_told(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ARCHIVE", Remote((tmp_path / "none.tar.gz").as_uri(), "md5:0", "aclImdb"))
-    with pytest.raises(DataError, match="imdb could not be fetched"):
+    with pytest.raises(DataError, match="imdb cannot be downloaded"):
         load(tmp_path, download=True)
 
 
 def test_the_stand_in_has_the_same_shapes_and_reads_no_reviews(tmp_path):
     texts = imdb("/nowhere", str(tmp_path), stand_in=True)
     assert (texts.name, texts.vocab_size, texts.num_classes) == ("imdb", 50_001, 2)
-    assert "imdb is docstrings of Python's standard library here" in texts.caveat
+    assert "placeholder data: docstrings of Python's standard library" in texts.caveat
     assert set(texts.train.labels.tolist()) == set(texts.test.labels.tolist()) == {0, 1}
     assert texts.train.tokens.max() < 50_001
 

@@ -44,7 +44,7 @@ def test_long_texts_are_cut():
     batch = some(2).batch(torch.tensor([0, 1]), None)
     assert batch["tokens"].tolist() == [[2, 1], [0, 0]]
     assert batch["lengths"].tolist() == [2, 1]
-    with pytest.raises(ConfigError, match="max_tokens=0"):
+    with pytest.raises(ConfigError, match="max_tokens must be at least 1, got 0"):
         some(0)
 
 

@@ -28,11 +28,11 @@ def test_a_missing_file_is_told(tmp_path):
 @pytest.mark.parametrize(
     ("content", "fault"),
     [
-        (b"", "it is empty"),
-        (b" \n\n", "it is empty"),
-        ("gr\u00fcn".encode("latin-1"), "byte 2 is no UTF-8"),
-        ("cut \u00fc".encode()[:-1], "byte 4 is no UTF-8"),
-        (b"text\0\0\0", "it holds binary data"),
+        (b"", "is empty"),
+        (b" \n\n", "is empty"),
+        ("gr\u00fcn".encode("latin-1"), "is not UTF-8 (byte 2)"),
+        ("cut \u00fc".encode()[:-1], "is not UTF-8 (byte 4)"),
+        (b"text\0\0\0", "contains binary data"),
     ],
 )
 def test_what_is_no_text_is_told_as_damage(tmp_path, content, fault):
@@ -49,7 +49,7 @@ def test_what_is_no_file_is_told(tmp_path):
 
 def test_the_first_missing_path_is_named(tmp_path):
     require_paths("thing", [tmp_path], "")
-    with pytest.raises(DataError, match=r"thing is missing: looked for \S+/one; do this"):
+    with pytest.raises(DataError, match=r"thing is missing: \S+/one does not exist; do this"):
         require_paths("thing", [tmp_path, tmp_path / "one", tmp_path / "two"], "do this")
 
 

@@ -124,7 +124,7 @@ def test_characters_are_those_of_the_paragraphs(vocab_size):
 def test_characters_as_a_stand_in_have_a_caveat():
     text = module.pydocs_chars("thing", 96)
     assert text.name == "thing"
-    assert "thing is Python's language reference here" in str(text.caveat)
+    assert "Python's language reference replaces dataset=thing" in str(text.caveat)
     assert torch.equal(text.train.tokens, module.load_pydocs_chars().train.tokens)
 
 

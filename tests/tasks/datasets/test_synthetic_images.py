@@ -103,5 +103,5 @@ def test_any_shape(size, channels, classes):
 
 @pytest.mark.parametrize("option", ["image_size", "num_classes", "in_channels", "train_size", "test_size", "distinct"])
 def test_options_out_of_range_are_refused(option):
-    with pytest.raises(ConfigError, match=f"dataset.{option}=0"):
+    with pytest.raises(ConfigError, match=f"dataset.{option} must be at least 1, got 0"):
         synthetic_images(**{option: 0})

@@ -13,7 +13,7 @@ def texts(batch) -> list[str]:
 def test_it_says_loudly_that_it_is_a_stand_in():
     dataset = tone_speech("an4", 7, 3)
     assert (dataset.name, len(dataset.train), len(dataset.test)) == ("an4", 7, 3)
-    assert dataset.caveat.startswith("an4 is a stand-in: ")
+    assert dataset.caveat.startswith("placeholder data: ")
     assert "\n" not in dataset.caveat
 
 

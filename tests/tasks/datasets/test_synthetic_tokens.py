@@ -26,7 +26,7 @@ def test_seed_determines_tokens():
 
 
 def test_it_says_that_it_is_random():
-    assert "losses mean nothing" in synthetic_tokens(tokens=10).caveat
+    assert "loss means nothing" in synthetic_tokens(tokens=10).caveat
 
 
 def test_short_sequences_are_almost_full():

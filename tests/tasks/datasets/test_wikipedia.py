@@ -75,11 +75,11 @@ def test_damaged_text_is_told_in_one_line_and_not_cached(small, content):
 
 def test_a_missing_vocabulary_is_told(small):
     (small / "bert-base-uncased" / "vocab.txt").unlink()
-    with pytest.raises(DataError, match=r"wikipedia is missing: looked for \S+vocab.txt"):
+    with pytest.raises(DataError, match=r"wikipedia is missing: \S+vocab.txt does not exist"):
         load(small)
 
 
 def test_the_stand_in_reads_nothing():
     text = wikipedia("/nowhere", "/nowhere", stand_in=True)
     assert (text.name, text.vocab_size) == ("wikipedia", 30_522)
-    assert "wikipedia is Python's language reference here" in text.caveat
+    assert "replaces dataset=wikipedia" in text.caveat

@@ -65,5 +65,5 @@ def test_characters_keep_unknown_mark_whole():
 
 def test_an_unknown_part_is_refused():
     check_held_out("valid")
-    with pytest.raises(ConfigError, match="held_out=train: use one of test, valid"):
+    with pytest.raises(ConfigError, match="held_out must be one of test, valid, got train"):
         check_held_out("train")

@@ -45,8 +45,8 @@ def test_vocabulary_follows_the_data_unless_it_is_set():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"vocab_size": 59}, "vocab_size=59"),
-        ({"max_positions": 11}, "max_positions=11"),
+        ({"vocab_size": 59}, "vocab_size must be .* got 59"),
+        ({"max_positions": 11}, "max_positions must be .* got 11"),
         ({"num_heads": 3}, "num_heads=3"),
     ],
 )

@@ -111,5 +111,5 @@ def test_activations_are_clipped():
 
 
 def test_it_takes_a_layer():
-    with pytest.raises(ConfigError, match="num_layers=0"):
+    with pytest.raises(ConfigError, match="num_layers must be at least 1, got 0"):
         build(num_layers=0)

@@ -76,8 +76,8 @@ def test_the_same_seed_gives_the_same_weights():
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"num_heads": 3}, "model.hidden_size=16 is no multiple of num_heads=3"),
-        ({"lanes": 4}, "task.lanes=4: .* use task.lanes=null"),
+        ({"num_heads": 3}, "model.hidden_size must be a multiple of num_heads=3, got 16"),
+        ({"lanes": 4}, "task.lanes=4 has no effect.* use task.lanes=null"),
     ],
 )
 def test_misfits_are_refused(options, words):
@@ -89,7 +89,7 @@ def test_a_window_longer_than_the_context_is_refused(tiny_text):
     task = LanguageModeling(None, tiny_text, seq_len=12, eval_context=5)
     model = build(vocab_size=70)
     assert task.loss(model, task.train.batch(torch.tensor([0, 1]), None)).isfinite()
-    with pytest.raises(ConfigError, match=r"context=12 is under the 17 tokens of a window; use .*eval_context=0"):
+    with pytest.raises(ConfigError, match=r"context must be at least the 17 tokens .* got 12; use .*eval_context=0"):
         task.measure(model, task.test.batch(torch.tensor([0, 1]), None))
 
 

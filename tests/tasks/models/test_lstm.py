@@ -108,5 +108,5 @@ def test_states_are_the_workers_own_and_no_weights():
 
 
 def test_a_batch_of_another_size_is_refused():
-    with pytest.raises(ConfigError, match="2 rows, and a batch has 3"):
+    with pytest.raises(ConfigError, match="lanes=2 rows, but a batch has 3 rows"):
         carrying()(torch.randint(50, (3, 4)), torch.tensor([0, 1, 2]))

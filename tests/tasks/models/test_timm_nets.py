@@ -24,6 +24,6 @@ def test_the_smallest_images_and_one_channel():
 def test_small_images_are_refused_in_one_line_with_the_way_out():
     with pytest.raises(ConfigError) as caught:
         inception_v4(num_classes=10, image_size=74)
-    assert "75x75 or more; these are 74x74" in str(caught.value)
+    assert "at least 75x75 pixels, got 74x74" in str(caught.value)
     assert "dataset=synthetic_images" in str(caught.value)
     assert "\n" not in str(caught.value)

@@ -49,5 +49,5 @@ def test_unknown_depth_is_refused(build, depths):
 
 
 def test_images_too_small_for_a_densenet_are_refused():
-    with pytest.raises(ConfigError, match="8x8 or more; these are 7x7"):
+    with pytest.raises(ConfigError, match="at least 8x8 pixels, got 7x7"):
         densenet(121, num_classes=10, image_size=7)

@@ -1,8 +1,8 @@
 """Sparse gradient communication for distributed training.
 
-This package has the functions that training loops call, and the errors that they catch. The parts that methods consist
-of are in ``spardl.compressors``, ``spardl.communicators`` and ``spardl.method``; schedules are in ``spardl.schedules``,
-and process groups and simulated networks in ``spardl.clusters``.
+This package contains the functions that training loops call, and the errors that they catch. The parts of compression
+methods are in ``spardl.compressors``, ``spardl.communicators`` and ``spardl.method``; schedules are in
+``spardl.schedules``, and process groups and simulated networks in ``spardl.clusters``.
 """
 
 import warnings

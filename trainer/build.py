@@ -1,4 +1,4 @@
-"""Builds the parts of an experiment from a resolved configuration, and lists the classes that it may name."""
+"""Builds the parts of an experiment from a resolved configuration; defines which classes it may name."""
 
 from __future__ import annotations
 
@@ -94,14 +94,14 @@ _offer_points()
 
 
 def build(config: DictConfig, label: str) -> Experiment:
-    """Builds the parts that a configuration names, and checks that they fit together.
+    """Builds the parts that a configuration names, and checks that they can be combined.
 
     Args:
-        config: composed by Hydra, without its own node.
-        label: readable beginning of the run folder's name.
+        config: Configuration composed by Hydra, without Hydra's own node.
+        label: Readable beginning of the run folder's name.
 
     Raises:
-        ConfigError: if the parts do not fit together, or a value is out of range.
+        ConfigError: If the parts cannot be combined, or a value is out of range.
     """
     # Configurations of earlier versions name classes by module paths that no longer exist.
     plain: dict[str, Any] = check_names(public_targets(OmegaConf.to_container(config, resolve=True)), KINDS)
@@ -130,11 +130,11 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
     """Builds the training plan of a resolved configuration: task, method, optimizer and schedules.
 
     Args:
-        plain: the configuration, as plain data.
-        dataset: made by :func:`build_dataset`.
+        plain: Resolved configuration, as plain data.
+        dataset: Data set that :func:`build_dataset` returned.
 
     Raises:
-        ConfigError: if the parts do not fit together, or a value is out of range.
+        ConfigError: If the parts cannot be combined, or a value is out of range.
     """
     make = partial(_make, plain)
     task, method = make("task", model=make("model"), dataset=dataset), build_method(plain)
@@ -152,11 +152,11 @@ def build_dataset(plain: Mapping[str, Any]) -> Any:
     """Reads or generates the data set of a resolved configuration.
 
     Args:
-        plain: the configuration, as plain data.
+        plain: Resolved configuration, as plain data.
 
     Raises:
-        DataError: if the data set is missing or invalid.
-        ConfigError: if a value is out of range.
+        DataError: If the data set is missing or invalid.
+        ConfigError: If a value is out of range.
     """
     try:
         return _make(plain, "dataset")
@@ -171,10 +171,10 @@ def build_method(plain: Mapping[str, Any]) -> Method:
     """Builds the method of a resolved configuration.
 
     Args:
-        plain: the configuration, as plain data.
+        plain: Resolved configuration, as plain data.
 
     Raises:
-        ConfigError: if the parts do not fit together, or a value is out of range.
+        ConfigError: If the parts cannot be combined, or a value is out of range.
     """
     plain = resolve_recipe(plain)
     return Method(

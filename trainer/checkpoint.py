@@ -65,13 +65,13 @@ def save_checkpoint(
     """Writes a checkpoint; a collective operation of all workers.
 
     Args:
-        folder: folder of the run's checkpoints.
-        step: number of steps done.
-        cluster: workers that save together.
-        parts: returns the state of each local rank.
-        shared: returns the common state, which rank 0 saves.
-        keep: number of checkpoints to keep.
-        run: id of the run, stored in every file.
+        folder: Folder of the run's checkpoints.
+        step: Number of steps done.
+        cluster: Workers that save together.
+        parts: Functions that return the state of each local rank.
+        shared: Function that returns the state common to all workers, which rank 0 saves.
+        keep: Number of checkpoints to keep.
+        run: Id of the run, stored in every file.
 
     Returns:
         Folder of the new checkpoint.
@@ -153,15 +153,15 @@ def find_checkpoint(
     """Finds the newest valid checkpoint.
 
     Args:
-        folder: folder of the run's checkpoints.
-        workers: required world size; ``None`` for any.
-        run: required run id; ``None`` for any.
+        folder: Folder of the run's checkpoints.
+        workers: Required world size; ``None`` for any.
+        run: Required run id; ``None`` for any.
 
     Returns:
-        The checkpoint, ``None`` without any; and the errors of newer checkpoints.
+        The checkpoint, or ``None`` if there is none; and the errors of newer checkpoints.
 
     Raises:
-        CheckpointError: if there are checkpoints, but none is valid; or if a checkpoint at least as new as the newest
+        CheckpointError: If there are checkpoints, but none is valid; or if a checkpoint at least as new as the newest
             valid one has another run, step, larger world size or unknown format. Falling back to an older checkpoint
             would then delete this one.
     """
@@ -194,11 +194,11 @@ def verify_checkpoint(checkpoint: Path, workers: int | None) -> None:
     """Checks that every file of a checkpoint exists and matches its checksum.
 
     Args:
-        checkpoint: folder of the checkpoint.
-        workers: required world size; ``None`` for any.
+        checkpoint: Folder of the checkpoint.
+        workers: Required world size; ``None`` for any.
 
     Raises:
-        CheckpointError: if a file is missing or damaged.
+        CheckpointError: If a file is missing or damaged.
     """
     sums = _read_sums(checkpoint)
     _check_step(checkpoint, sums)
@@ -214,7 +214,7 @@ def saved_workers(checkpoint: Path) -> int:
     """Returns the world size of a checkpoint.
 
     Raises:
-        CheckpointError: if its manifest cannot be read.
+        CheckpointError: If the manifest of the checkpoint cannot be read.
     """
     return _count_workers(_read_sums(checkpoint))
 
@@ -223,14 +223,14 @@ def saved_by(checkpoint: Path) -> str | None:
     """Returns the id of the run that saved a checkpoint, or ``None`` if the checkpoint does not record it.
 
     Raises:
-        CheckpointError: if its manifest cannot be read.
+        CheckpointError: If the manifest of the checkpoint cannot be read.
     """
     identity = _identity(checkpoint, _read_sums(checkpoint), _MANIFEST)
     return identity["run"] if identity else None
 
 
 def _check_owner(checkpoint: Path, workers: int | None, run: str | None) -> None:
-    """Refuses a checkpoint of another run; :func:`verify_checkpoint` reports damaged ones."""
+    """Raises an error for a checkpoint of another run; :func:`verify_checkpoint` reports damaged ones."""
     try:
         sums = _read_sums(checkpoint)
     except CheckpointError:
@@ -254,7 +254,7 @@ def _identity(checkpoint: Path, content: Mapping[str, Any], name: str) -> dict[s
     """Returns the identity that a file stores, or ``None`` for files of earlier versions.
 
     Raises:
-        CheckpointError: if the format is unknown, or a field is missing.
+        CheckpointError: If the format is unknown, or a field is missing.
     """
     identity = content.get(_IDENTITY)
     if identity is None:
@@ -295,14 +295,14 @@ def _corrupt(checkpoint: Path, reason: str) -> CheckpointError:
 
 @contextmanager
 def restoring(checkpoint: Path, rank: int | None) -> Iterator[None]:
-    """Converts errors while the state of a file is restored to errors that name the file.
+    """Converts errors in the ``with`` block, in which a file's state is restored, to errors that name the file.
 
     Args:
-        checkpoint: folder of the checkpoint.
-        rank: rank whose file is restored; ``None`` for the common state.
+        checkpoint: Folder of the checkpoint.
+        rank: Rank whose file is restored; ``None`` for the common state.
 
     Raises:
-        CheckpointError: if a key is missing, or a value has another type or shape.
+        CheckpointError: If a key is missing, or a value has another type or shape.
     """
     name = _part_file(rank)
     try:
@@ -321,7 +321,7 @@ def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[
     """Loads the state of a rank, or with ``None`` the common state; executes no code from the file.
 
     Raises:
-        CheckpointError: if the file cannot be read, or belongs to another checkpoint or rank.
+        CheckpointError: If the file cannot be read, or belongs to another checkpoint or rank.
     """
     name = _part_file(rank)
     try:
@@ -360,9 +360,9 @@ class Restart:
     """Resumes a run at another world size.
 
     Args:
-        before: world size of the checkpoint.
-        checkpoint: folder of the checkpoint.
-        device: device of the loaded tensors.
+        before: World size of the checkpoint.
+        checkpoint: Folder of the checkpoint.
+        device: Device that tensors are loaded to.
     """
 
     def __init__(self, before: int, checkpoint: Path, device: torch.device) -> None:
@@ -385,10 +385,10 @@ class Restart:
         the examples seen in an epoch are a prefix of it. Examples that do not fill a step at the new size are repeated.
 
         Args:
-            plan: what to train and how.
-            step: number of steps done.
-            shift: this difference in the checkpoint; not 0 if its run had changed the world size before.
-            size: new world size.
+            plan: Plan of the training.
+            step: Number of steps done when the checkpoint was saved.
+            shift: Same difference, as stored in the checkpoint; not 0 if its run had changed the world size before.
+            size: New world size.
         """
         old, new = (plan.sampler(Worker(0, workers)).steps_per_epoch for workers in (self.before, size))
         # `step - shift` counts the steps as if the whole run had had the old world size.

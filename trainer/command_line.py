@@ -78,12 +78,12 @@ def _options() -> argparse.ArgumentParser:
 
 
 class Asked(NamedTuple):
-    """What a command line asks for instead of a run.
+    """Requests of a command line other than a run: help, or a list of choices.
 
     Attributes:
-        help: whether to print the help.
-        choices: group whose choices to print, if any.
-        folder: folder of further choices, if any.
+        help: Whether to print the help.
+        choices: Configuration group whose choices to print, if any.
+        folder: Folder with further choices, if any.
     """
 
     help: bool
@@ -92,16 +92,16 @@ class Asked(NamedTuple):
 
 
 def check_words(words: Sequence[str]) -> Asked:
-    """Refuses words that Hydra would answer with its usage or a traceback, or would execute.
+    """Rejects words for which Hydra would print its usage or a traceback, or execute code.
 
     Args:
-        words: the command line without the program's name.
+        words: Words of the command line, without the program's name.
 
     Returns:
-        What the words ask for instead of a run.
+        Requests of the words other than a run.
 
     Raises:
-        ConfigError: if an option is unknown, a sweep has no runs, or a word, or a file of a folder that is added to
+        ConfigError: If an option is unknown, a sweep has no runs, or a word, or a file of a folder that is added to
             the configuration, replaces a part of Hydra.
     """
     options = _options().parse_args(words)
@@ -126,7 +126,7 @@ def _added_folders(options: argparse.Namespace) -> Iterator[Path]:
 
 
 def _check_folder(folder: Path) -> None:
-    """Refuses configuration files that set a part of Hydra: it executes callbacks, launchers and log handlers."""
+    """Rejects configuration files that set a part of Hydra, and thus could run callbacks, launchers or log handlers."""
     for path in sorted(folder.rglob("*.yaml")):
         if path.resolve().is_relative_to(CONFIGURATIONS) or not _sets_hydra(path, path.relative_to(folder)):
             continue
@@ -150,14 +150,14 @@ def _sets_hydra(path: Path, place: Path) -> bool:
 
 
 def check_plugins(plugins: Any, words: Sequence[str]) -> None:
-    """Refuses packages that a configuration file allows: only the user may allow code, on the command line.
+    """Rejects packages that a configuration file allows; only the user may allow code, on the command line.
 
     Args:
-        plugins: value of the setting in the composed configuration.
-        words: overrides of the command line.
+        plugins: Value of the setting in the composed configuration.
+        words: Overrides of the command line.
 
     Raises:
-        ConfigError: if there are packages that are not from the command line.
+        ConfigError: If there are packages that are not from the command line.
     """
     typed = any(OverridesParser.create().parse_override(word).key_or_group == "plugins" for word in words)
     if plugins and not typed:
@@ -177,13 +177,13 @@ def _check_sweep(words: Sequence[str]) -> None:
 
 
 def describe(error: Exception) -> Exception | str:
-    """Replaces messages about overrides: Hydra shows its own grammar, and suggests to append misspelt settings.
+    """Replaces Hydra's messages about overrides, which show its grammar and suggest to append misspelt settings.
 
     Args:
-        error: any exception.
+        error: Exception that Hydra or the program raised.
 
     Returns:
-        The message, or the exception itself where its own message does.
+        The new message, or the exception itself if its own message is clear.
     """
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError):
@@ -207,8 +207,8 @@ def complain(error: BaseException | str, code: int) -> int:
     """Prints an error on one line of stderr.
 
     Args:
-        error: exception or message; line breaks become spaces.
-        code: exit code of the process.
+        error: Exception or message; line breaks become spaces.
+        code: Exit code of the process.
 
     Returns:
         The exit code.
@@ -221,8 +221,8 @@ def say(text: str, code: int) -> int:
     """Prints a line on stderr.
 
     Args:
-        text: the line without its end.
-        code: exit code of the process.
+        text: Line to print, without its end.
+        code: Exit code of the process.
 
     Returns:
         The exit code.

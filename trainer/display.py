@@ -43,16 +43,16 @@ def clock(seconds: float) -> str:
 
 
 def table_console(width: int) -> Console:
-    """Console for a table; a file or pipe, which has no width, gets lines of at most ``width`` characters."""
+    """Returns a console for a table; in files and pipes, lines have at most ``width`` characters."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=width)
 
 
 class Announcement:
-    """A thread that shows the current activity: on a terminal in a transient line, otherwise if it takes long.
+    """A thread that shows the current activity: on a terminal in a transient line, elsewhere only if it takes long.
 
     Args:
-        what: the activity, such as "preparing the data".
+        what: Name of the activity, such as "preparing the data".
     """
 
     def __init__(self, what: str) -> None:
@@ -87,8 +87,8 @@ def show_activity(what: str, *, quiet: bool = False) -> Iterator[None]:
     """Shows an activity while the body of the ``with`` statement runs.
 
     Args:
-        what: the activity, such as "preparing the data".
-        quiet: whether to show nothing, because another process shows the activity.
+        what: Name of the activity, such as "preparing the data".
+        quiet: Whether to show nothing, because another process shows the activity.
     """
     announcement = None if quiet else Announcement(what)
     try:
@@ -99,7 +99,7 @@ def show_activity(what: str, *, quiet: bool = False) -> Iterator[None]:
 
 
 class Eta:
-    """Estimate of the remaining time from the steps of this process, excluding its first step, which warms up."""
+    """Estimates the remaining time from the steps of this process, except its first one, which is slower."""
 
     def __init__(self) -> None:
         self._first = 0
@@ -110,7 +110,7 @@ class Eta:
         self._first = step + 1
 
     def left(self, step: int, total: int) -> str:
-        """Remaining time after ``step`` of ``total`` steps, including evaluations and checkpoints."""
+        """Returns the remaining time after ``step`` of ``total`` steps as text, with evaluations and checkpoints."""
         # The first step compiles kernels and warms up caches.
         if step <= self._first:
             self._since = time.perf_counter()
@@ -137,7 +137,7 @@ class LineDisplay(Observer):
     """Prints one line per event; training lines are rate-limited.
 
     Args:
-        interval: minimum time between two training lines, in seconds.
+        interval: Minimum time between two training lines, in seconds.
     """
 
     def __init__(self, interval: float = 5.0) -> None:
@@ -150,7 +150,7 @@ class LineDisplay(Observer):
         self._what, self._since, self._shown = "", 0.0, 0.0
 
     def phase(self, what: str | None) -> None:
-        """Announces an activity; it is printed only if it takes long."""
+        """Starts to announce an activity; it is printed only if it takes long."""
         if self._announcement:
             self._announcement.close()
         self._announcement = Announcement(what) if what else None
@@ -158,7 +158,7 @@ class LineDisplay(Observer):
         self._shown = self._since
 
     def progress(self, fraction: float) -> None:
-        """Prints how much of a long activity is done."""
+        """Prints the share of a long activity that is done."""
         now = time.perf_counter()
         if now - self._shown >= _LONG:
             self._shown = now
@@ -172,12 +172,12 @@ class LineDisplay(Observer):
         print(text, flush=True)
 
     def note(self, text: str) -> None:
-        """Prints the line."""
+        """Prints a line for the user."""
         self.phase(None)
         self._print(text)
 
     def begin(self, step: int, total: int) -> None:
-        """Prints the first step."""
+        """Prints the step that training starts or resumes at."""
         self._eta.begin(step)
         self._total = total
         self._print(f"training: step {step} of {total}")
@@ -187,7 +187,7 @@ class LineDisplay(Observer):
         self._left = self._eta.left(step, self._total)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Prints a line, unless the last training line is too recent."""
+        """Prints a line with metrics, unless the last training line is too recent."""
         now = time.perf_counter()
         # Evaluations are always printed.
         if kind == "train" and now - self._last < self._interval:
@@ -200,9 +200,9 @@ class LogFile(LineDisplay):
     """Writes the lines of a run to its console log, whether or not stdout is a terminal.
 
     Args:
-        run: the run.
-        simulated: whether the cluster has a virtual clock.
-        caveats: warnings for readers of the results.
+        run: Run whose console log is written.
+        simulated: Whether the cluster is simulated, so that its times are virtual.
+        caveats: Warnings for readers of the results.
     """
 
     def __init__(self, run: Run, simulated: bool, caveats: Sequence[str] = ()) -> None:
@@ -213,17 +213,17 @@ class LogFile(LineDisplay):
         self._run.log(text)
 
     def phase(self, what: str | None) -> None:
-        """Writes nothing: activities are announced for those who wait."""
+        """Writes nothing, because activities are only announced on the console."""
 
     def progress(self, fraction: float) -> None:
-        """Writes nothing."""
+        """Writes nothing, as for ``phase``."""
 
     def warning(self, text: str) -> None:
-        """Writes the warning."""
+        """Writes a warning to the log."""
         self._print(f"warning: {text}")
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Writes the report."""
+        """Writes the report of the finished run to the log."""
         for name, text in rows(summary, self._simulated):
             self._print(f"{name}: {text}")
         for caveat in self._caveats:
@@ -244,7 +244,7 @@ class TerminalDisplay(Observer):
     """A progress bar, with a line per evaluation above it.
 
     Args:
-        console: terminal to draw on.
+        console: Terminal to draw on.
     """
 
     def __init__(self, console: Console) -> None:
@@ -262,7 +262,7 @@ class TerminalDisplay(Observer):
         self._total = 0
 
     def note(self, text: str) -> None:
-        """Prints the line above the bar."""
+        """Prints a line for the user above the bar."""
         self._progress.console.print(text, highlight=False)
 
     def begin(self, step: int, total: int) -> None:
@@ -276,7 +276,7 @@ class TerminalDisplay(Observer):
         self._progress.update(self._draw(), phase=(what, time.perf_counter()), part="")
 
     def progress(self, fraction: float) -> None:
-        """Shows how much of the activity is done."""
+        """Shows the share of the current activity that is done."""
         self._progress.update(self._draw(), part=f"{fraction:.0%} ")
 
     def _draw(self) -> TaskID:

@@ -19,13 +19,13 @@ class EarlyStopping:
     """When to end a run early: the node ``training.early_stopping`` of a configuration.
 
     Args:
-        patience: number of evaluations in a row without improvement that end the run; ``None`` never ends it early.
-        metric: metric to watch; ``None`` for the task's main metric.
-        mode: ``max`` or ``min``, the direction of improvement; ``None`` for that of the task's main metric, and ``min``
+        patience: Number of evaluations in a row without improvement that end the run; ``None`` never ends it early.
+        metric: Metric to watch; ``None`` for the task's main metric.
+        mode: Direction of improvement, ``max`` or ``min``; ``None`` uses that of the task's main metric, and ``min``
             for the loss.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     patience: int | None = None
@@ -44,10 +44,10 @@ class EarlyStopping:
             raise ConfigError(f"{where}.metric and mode have no effect without {where}.patience; set it as well")
 
     def check(self, task: Task) -> None:
-        """Checks the metric against those of a task.
+        """Checks that a task has the watched metric.
 
         Raises:
-            ConfigError: if the task has no such metric, or its direction is unknown.
+            ConfigError: If the task has no such metric, or its direction is unknown.
         """
         if self.patience is None or self.metric in (None, task.metric):
             return
@@ -65,7 +65,7 @@ class EarlyStopping:
             )
 
     def higher_is_better(self, task: Task) -> bool:
-        """Whether a higher value of the watched metric is better."""
+        """Returns whether a higher value of the watched metric is better."""
         if self.mode is not None:
             return self.mode == "max"
         return task.higher_is_better if self.metric in (None, task.metric) else False
@@ -75,8 +75,8 @@ class Stopper:
     """Counts evaluations without improvement; all workers count the same, because they get the same metrics.
 
     Args:
-        settings: when to stop.
-        task: task whose metrics are watched.
+        settings: Settings that define when to stop.
+        task: Task whose metrics are watched.
     """
 
     def __init__(self, settings: EarlyStopping, task: Task) -> None:
@@ -87,7 +87,7 @@ class Stopper:
 
     @property
     def watches(self) -> bool:
-        """Whether early stopping is on."""
+        """Whether early stopping is enabled."""
         return self._settings.patience is not None
 
     @property
@@ -106,7 +106,7 @@ class Stopper:
             self._waited += 1
 
     def outcome(self) -> dict[str, Any]:
-        """What the summary says about a run that ended early; empty for other runs."""
+        """Returns the entries of the summary about a run that ended early; empty for other runs."""
         if not self.stops:
             return {}
         found = {"metric": self._name, "best": self._best, "best_step": self._best_step, "patience": self._waited}
@@ -120,6 +120,6 @@ class Stopper:
         return {"early_stopping": {name[1:]: getattr(self, name) for name in names}}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restores the result of ``state_dict``; a mapping without it changes nothing."""
+        """Restores the counts that ``state_dict`` returned; an empty mapping changes nothing."""
         for name, value in values.get("early_stopping", {}).items():
             setattr(self, f"_{name}", value)

@@ -1,4 +1,4 @@
-"""An estimate of the time and memory of a run, before its first step, and the progress of that step."""
+"""Estimates time and memory of a run before its first step, and shows the progress of that step."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ _EXAMPLES = 4
 
 @dataclass(frozen=True)
 class Estimate:
-    """What a run will take.
+    """Estimated time and memory of a run.
 
     Attributes:
-        step: seconds of forward and backward passes per step; selection, communication and updates add to it.
-        steps: number of steps to do.
-        processes: number of processes.
-        need: memory of each process, without activations.
+        step: Seconds of forward and backward passes per step, without selection, communication and updates.
+        steps: Number of steps that remain.
+        processes: Number of processes.
+        need: Memory that each process needs, without activations.
     """
 
     step: float
@@ -44,7 +44,7 @@ class Estimate:
 
     @property
     def text(self) -> str:
-        """One line for the user."""
+        """The estimate in one line, for the user."""
         memory = f"{self.processes} x {self.need.whole / 1e9:.2g} GB and activations"
         return (
             f"estimate: at least {_seconds(self.step)} a step (forward and backward passes), {memory}, "
@@ -53,19 +53,18 @@ class Estimate:
 
     @property
     def first(self) -> str:
-        """Name of the first step while it runs."""
+        """Name of the activity that is shown during the first step."""
         return f"first step, at least {_seconds(self.step)}"
 
 
 def estimate(plan: Plan, learner: Learner, cluster: Cluster, steps: int) -> Estimate | None:
-    """Times the evaluation of a few examples, which changes no state; ``None`` for small models.
+    """Estimates time and memory of a run from the evaluation of a few examples; ``None`` for small models.
 
     Args:
-        plan: plan of the run.
-        learner: the model and the local workers.
-        cluster: workers that train together; all call this function, so that they compete for the processors as in
-            training.
-        steps: number of steps to do.
+        plan: Plan of the run.
+        learner: Learner with the model and the local workers; its state is not changed.
+        cluster: Workers that train together; all call this function, so that they share the processors as in training.
+        steps: Number of steps that remain.
     """
     if learner.gradient.vector.numel() < _PARAMETERS:
         return None
@@ -100,12 +99,12 @@ def _seconds(value: float) -> str:
 
 @contextmanager
 def tracking(model: nn.Module, passes: int, tell: Callable[[float], None]) -> Iterator[None]:
-    """Tells how much of a step is done, by hooks that are removed when the body of the ``with`` statement ends.
+    """Reports which share of a step is done, by hooks of the model; the ``with`` statement removes them.
 
     Args:
-        model: the model.
-        passes: number of forward and backward passes of the step in this process.
-        tell: called with the fraction that is done, at most once for each percent.
+        model: Model whose passes are tracked.
+        passes: Number of forward and backward passes of the step in this process.
+        tell: Callback that receives the fraction that is done, at most once for each percent.
     """
     counter = _Counter(passes * _PASSES * sum(parameter.numel() for parameter in model.parameters()), tell)
     handles = counter.attach(model)

@@ -50,11 +50,12 @@ _OPTIONAL = {
 
 
 def experiment_id(config: Mapping[str, Any], workers: int) -> str:
-    """Hashes the result-relevant part of a resolved configuration.
+    """Returns the id of a run: a hash of the part of its configuration that can change the result.
 
     Args:
-        config: resolved configuration, as plain data.
-        workers: number of workers, which the configuration may leave open; has no effect on elastic runs.
+        config: Resolved configuration, as plain data.
+        workers: Number of workers, which the configuration may leave open; the id of elastic runs does not depend on
+            it.
     """
     return run_id({**result_settings(config), "workers": None if _elastic(config) else workers})
 
@@ -88,16 +89,16 @@ class Experiment:
     """A configuration and the parts built from it.
 
     Attributes:
-        config: resolved configuration, as plain data.
-        label: readable beginning of the run folder's name.
-        plan: what to train and how.
-        launcher: starts the workers.
-        logger: destination of metrics besides the run folder.
-        caveats: warnings for readers of the results, recorded in the summary.
-        recall: reads the resolved configuration of another run from its folder.
+        config: Resolved configuration, as plain data.
+        label: Readable beginning of the run folder's name.
+        plan: Plan of the training: task, method, optimizer and schedules.
+        launcher: Launcher that starts the workers.
+        logger: Destination of metrics besides the run folder.
+        caveats: Warnings for readers of the results, recorded in the summary.
+        recall: Function that reads the resolved configuration of another run from its folder.
 
     Raises:
-        ConfigError: if the parts do not fit together.
+        ConfigError: If the parts cannot be combined.
     """
 
     config: Mapping[str, Any]
@@ -136,8 +137,8 @@ class Experiment:
         """Chooses and locks the run folder, and finds the checkpoint to resume from.
 
         Raises:
-            ConfigError: if the workers cannot be started, or the folder cannot be created or is in use.
-            CheckpointError: if the run cannot resume as requested, or cannot start from the checkpoint that
+            ConfigError: If the workers cannot be started, or the folder cannot be created or is in use.
+            CheckpointError: If the run cannot resume as requested, or cannot start from the checkpoint that
                 ``start_from`` names.
         """
         self.launcher.check()
@@ -206,11 +207,11 @@ class Experiment:
         return list(filter(None, found))
 
     def perform(self, run: Run) -> None:
-        """Trains, and records the outcome in the run's summary.
+        """Trains the run, and records the outcome in its summary.
 
         Raises:
-            StoppedError: if the run was stopped on request.
-            SpardlError: if the run failed.
+            StoppedError: If the run was stopped on request.
+            SpardlError: If the run failed.
         """
         if self.launcher.leads:
             run.reserve()
@@ -298,7 +299,7 @@ def _end(error: SpardlError) -> str:
 
 @contextmanager
 def _disk_errors() -> Iterator[None]:
-    """Turns the error of a full disk before the start of the workers into one line."""
+    """Converts the error of a full disk, before the workers start, into a one-line error."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""One job of train.py: trains a composed configuration, and turns its outcome into an exit code."""
+"""One job of train.py: trains a composed configuration, and converts the outcome to an exit code."""
 
 from __future__ import annotations
 
@@ -31,16 +31,16 @@ __all__ = ["attempt", "sweeping"]
 
 
 def attempt(config: DictConfig) -> float | None:
-    """Trains one configuration, and reports at once what went wrong: one failed run does not end a sweep.
+    """Trains one configuration, and reports errors at once; a failed run does not end a sweep.
 
     Args:
-        config: composed by Hydra, without its own node.
+        config: Configuration composed by Hydra, without Hydra's own node.
 
     Returns:
-        The metric of the last evaluation, which Hydra's sweepers compare; ``None`` where another process leads.
+        The metric of the last evaluation, which Hydra's sweepers compare; ``None`` if another process leads.
 
     Raises:
-        UnfinishedError: if the run failed or was stopped.
+        UnfinishedError: If the run failed or was stopped.
     """
     with part_of_sweep() if sweeping() else nullcontext(Outcome("")) as outcome:
         try:
@@ -57,7 +57,7 @@ def attempt(config: DictConfig) -> float | None:
 
 
 def sweeping() -> bool:
-    """Whether the current job belongs to a sweep (``-m``)."""
+    """Returns whether the current job belongs to a sweep (``-m``)."""
     mode: bool = HydraConfig.get().mode == RunMode.MULTIRUN
     return mode
 
@@ -144,14 +144,14 @@ def _label(config: DictConfig) -> str:
 
 
 def _model(config: DictConfig) -> str:
-    """Name of the model: resnet8 for model=resnet20 model.depth=8."""
+    """Returns the name of the model: resnet8 for model=resnet20 model.depth=8."""
     name = str(HydraConfig.get().runtime.choices["model"])
     named, depth = re.fullmatch(r"(.*?)(\d*)", name), OmegaConf.select(config, "model.depth")
     return f"{named[1]}{depth}" if named and named[2] and isinstance(depth, int) else name
 
 
 def _plan(config: DictConfig) -> str:
-    """Summary of the run in one line, before the data are read and the model is built."""
+    """Summarizes the run in one line, before the data are read and the model is built."""
     choices = HydraConfig.get().runtime.choices
     names = ("epochs", "max_steps", "batch_size", "accumulation")
     epochs, most, batch, passes = (OmegaConf.select(config, f"training.{name}") for name in names)

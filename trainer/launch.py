@@ -1,4 +1,4 @@
-"""Launchers: workers in simulation, as processes of this machine, or as ranks of torchrun or srun."""
+"""Launchers start the workers: simulated, as processes of this machine, or as ranks of torchrun or srun."""
 
 from __future__ import annotations
 
@@ -62,11 +62,11 @@ def check_count(name: str, value: Any) -> None:
     """Checks a count, such as the number of workers.
 
     Args:
-        name: name of the setting.
-        value: its value.
+        name: Name of the setting, for the error message.
+        value: Value of the setting.
 
     Raises:
-        ConfigError: if the value is not a whole number of at least 1.
+        ConfigError: If the value is not a whole number of at least 1.
     """
     if not is_number(int, value) or value < 1:
         raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
@@ -76,7 +76,7 @@ def check_threads(threads: Any) -> None:
     """Checks the number of threads per worker.
 
     Raises:
-        ConfigError: if it is not a whole number, or out of range.
+        ConfigError: If the number is not a whole number, or out of range.
     """
     if not is_number(int, threads) or not 1 <= threads <= _MOST_THREADS:
         wanted = f"a whole number, at least 1 and at most {_MOST_THREADS}"
@@ -87,7 +87,7 @@ def check_device(device: str) -> None:
     """Checks the setting ``cluster.device``.
 
     Raises:
-        ConfigError: if it is unknown.
+        ConfigError: If the device is unknown.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
@@ -97,11 +97,11 @@ def count_gpus_in_child(wanted: str, sharing: int) -> int:
     """Counts the GPUs like ``count_gpus``, but in a child process: CUDA does not survive a later fork of this one.
 
     Args:
-        wanted: value of ``cluster.device``: cpu, cuda or auto.
-        sharing: number of workers on this machine.
+        wanted: Value of ``cluster.device``: cpu, cuda or auto.
+        sharing: Number of workers on this machine.
 
     Raises:
-        ConfigError: if there are too few GPUs, or they cannot be counted.
+        ConfigError: If there are too few GPUs, or they cannot be counted.
     """
     if wanted == "cpu":
         return 0
@@ -143,11 +143,11 @@ Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
 
 
 class Hosted(NamedTuple):
-    """Worker processes of this machine.
+    """Number of worker processes on this machine.
 
     Attributes:
-        processes: number of processes.
-        each: number of workers per process.
+        processes: Number of processes.
+        each: Number of workers in each process.
     """
 
     processes: int
@@ -155,22 +155,22 @@ class Hosted(NamedTuple):
 
 
 class Launcher(ABC):
-    """Starts the workers; chosen with ``cluster=NAME``.
+    """Base class of launchers, which start the workers; chosen with ``cluster=NAME``.
 
     Attributes:
-        workers: number of workers.
-        leads: whether this process decides for all workers; false on ranks above 0 of torchrun or srun.
+        workers: Number of workers.
+        leads: Whether this process decides for all workers; false on ranks above 0 of torchrun or srun.
     """
 
     workers: int
     leads = True
 
     def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
-        """Agrees with all processes on the run.
+        """Returns the run (with its folder) that all processes agree on.
 
         Args:
-            decide: chooses the run; called in the process that leads.
-            given: settings by name that must be equal in all processes.
+            decide: Function that chooses the run; called only in the process that leads.
+            given: Settings by name that must be equal in all processes.
 
         Returns:
             The run of all processes.
@@ -179,14 +179,14 @@ class Launcher(ABC):
 
     @abstractmethod
     def hosted(self) -> Hosted | None:
-        """Worker processes that share the memory of this machine; ``None`` if they use GPUs."""
+        """Returns the number of worker processes that share the memory of this machine; ``None`` if they use GPUs."""
 
     @abstractmethod
     def check(self) -> None:
-        """Checks that this machine has what the workers need, before there is a run folder.
+        """Checks, before there is a run folder, that the devices and ports that workers need are available.
 
         Raises:
-            ConfigError: if a device or port is not available.
+            ConfigError: If a device or port is not available.
         """
 
     @abstractmethod
@@ -194,21 +194,21 @@ class Launcher(ABC):
         """Runs a job on all workers, or on those of this process if torchrun or srun started it.
 
         Args:
-            job: called in every process with its cluster, device and heartbeat.
-            folder: folder for the stack traces of failures.
+            job: Function that is called in every process, with its cluster, device and heartbeat.
+            folder: Folder for the stack traces of failures.
 
         Raises:
-            ConfigError: if the cluster cannot be started as configured.
-            WorkerError: if a worker process ended early.
+            ConfigError: If the cluster cannot be started as configured.
+            WorkerError: If a worker process ended early.
         """
 
 
 def with_stopping(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
-    """Builds a heartbeat that also returns whether all workers stop.
+    """Returns a heartbeat that also reports whether all workers stop now.
 
     Args:
-        heartbeat: receives the number of steps done.
-        stopping: decides when all workers stop.
+        heartbeat: Callback that receives the number of steps done.
+        stopping: Object that decides when all workers stop.
     """
 
     def beat(step: int) -> bool:
@@ -223,19 +223,20 @@ class Simulated(Launcher):
     """Runs all workers in one process, on a virtual network.
 
     Args:
-        workers: number of workers.
-        network: name of a preset, file written by ``spardl doctor``, or ``{alpha: seconds, gbit: Gbit/s}``.
-        count_local: whether measured local work advances the virtual clock. With one thread on a CPU, it is the
+        workers: Number of workers.
+        network: Network to simulate: name of a preset, file written by ``spardl doctor``, or ``{alpha: seconds, gbit:
+            Gbit/s}``.
+        count_local: Whether measured local work advances the virtual clock. With one thread on a CPU, it is the
             time of that thread, so other programs on the machine do not count.
-        profile: file written by ``spardl profile``, whose forward and backward times replace measured ones.
-        device: cpu, cuda, or auto (cuda where there is a GPU).
-        threads: CPU threads of the process. For bitwise equal results, a real cluster needs the same number.
-        throttle: not supported; set ``network`` instead.
-        streams: must be 1, the number of streams of a simulated worker.
-        interface: not supported, since there is no real network.
+        profile: File written by ``spardl profile``, whose forward and backward times replace measured ones.
+        device: Device of the model: cpu, cuda, or auto (cuda if there is a GPU).
+        threads: Number of CPU threads of the process. For bitwise equal results, a real cluster needs the same number.
+        throttle: Not supported; set ``network`` instead.
+        streams: Number of communication streams; must be 1.
+        interface: Not supported, since there is no real network.
 
     Raises:
-        ConfigError: if a value is out of range or not supported, or torchrun or srun started several processes.
+        ConfigError: If a value is out of range or not supported, or torchrun or srun started several processes.
     """
 
     workers: int = WORKERS
@@ -268,7 +269,7 @@ class Simulated(Launcher):
             raise ConfigError("cluster=simulated runs in one process; start it without torchrun or srun")
 
     def hosted(self) -> Hosted | None:
-        """One process with all workers, unless it uses a GPU."""
+        """Returns one process with all workers; ``None`` if it uses a GPU."""
         return None if count_gpus_in_child(self.device, 1) else Hosted(1, self.workers)
 
     def check(self) -> None:
@@ -306,20 +307,21 @@ class ProcessGroup(Launcher):
     """Runs one process per worker, started here unless torchrun or srun has started them.
 
     Args:
-        workers: number of workers; ``None`` for 4, or for the number that torchrun or srun started.
-        backend: gloo, nccl, or auto (nccl with a GPU).
-        device: cpu, cuda, or auto (cuda where there is a GPU for each worker).
-        port: rendezvous port of workers started here; ``None`` for any free one.
-        timeout: seconds after which a silent peer counts as lost.
-        threads: CPU threads per worker. For bitwise equal results, the simulated cluster needs the same number.
-        throttle: slower network to emulate: name of a preset, file written by ``spardl doctor``, or
+        workers: Number of workers; ``None`` uses 4, or the number that torchrun or srun started.
+        backend: Backend of torch.distributed: gloo, nccl, or auto (nccl with a GPU).
+        device: Device of each worker: cpu, cuda, or auto (cuda if there is a GPU for each worker).
+        port: Port through which workers started here connect to each other; ``None`` uses any free port.
+        timeout: Time after which a worker that does not answer counts as lost, in seconds.
+        threads: Number of CPU threads per worker. For bitwise equal results, the simulated cluster needs the same
+            number.
+        throttle: Slower network to emulate: name of a preset, file written by ``spardl doctor``, or
             ``{alpha: seconds, gbit: Gbit/s}``.
-        streams: maximum number of concurrent synchronizations, where a schedule has several; on CPUs only.
-        interface: network interface for gloo and NCCL. ``None`` selects the loopback for workers started here, else
+        streams: Maximum number of concurrent synchronizations, if the schedule has several; on CPUs only.
+        interface: Network interface for gloo and NCCL. ``None`` selects the loopback for workers started here, else
             ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``, else the libraries' default.
 
     Raises:
-        ConfigError: if a value is out of range, or torchrun or srun started another number of workers.
+        ConfigError: If a value is out of range, or torchrun or srun started another number of workers.
     """
 
     def __init__(
@@ -376,7 +378,7 @@ class ProcessGroup(Launcher):
         return "cuda" if count_gpus_in_child(self._device, self._sharing) >= self._sharing else "cpu"
 
     def hosted(self) -> Hosted | None:
-        """The worker processes of this machine, unless each has a GPU."""
+        """Returns the number of worker processes on this machine; ``None`` if each has a GPU."""
         return Hosted(self._sharing, 1) if self._kind == "cpu" else None
 
     def check(self) -> None:
@@ -421,10 +423,10 @@ class ProcessGroup(Launcher):
             raise fault_of(error, member.rank, folder) from error
 
     def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
-        """Lets rank 0 decide for all ranks, so that they agree on one folder.
+        """Returns the run that rank 0 chooses for all ranks, so that they agree on one folder.
 
         Raises:
-            ConfigError: on every rank, if rank 0 finds an error, or the settings differ.
+            ConfigError: On every rank, if rank 0 finds an error, or the settings differ.
         """
         if self._member is None or self._rendezvous is None:
             return decide()
@@ -487,7 +489,7 @@ class ProcessGroup(Launcher):
         cluster.close()
 
     def _orphaned(self) -> bool:
-        """Whether the torchrun agent or the Slurm step that started this worker has died."""
+        """Returns whether the torchrun agent or the Slurm step that started this worker has died."""
         return self._member is not None and os.getppid() != self._parent
 
 

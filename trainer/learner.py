@@ -48,13 +48,13 @@ __all__ = [
 class LossScale:
     """Loss scaling for float16, based on torch's ``GradScaler``.
 
-    The caller checks the averages and reports overflows.
+    The caller checks the averages for overflow, and reports it to ``update``.
 
     Source: Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.2.
 
     Args:
-        device: device of the losses.
-        enabled: whether to scale losses.
+        device: Device of the losses.
+        enabled: Whether to scale losses.
     """
 
     def __init__(self, device: torch.device, *, enabled: bool) -> None:
@@ -65,7 +65,7 @@ class LossScale:
         self.enabled = enabled
 
     def scaled(self, loss: Tensor) -> Tensor:
-        """Returns the scalar ``loss`` multiplied by the current factor."""
+        """Returns the scalar ``loss`` multiplied by the current loss scale."""
         scaled: Tensor = self._scaler.scale(loss)
         return scaled
 
@@ -74,7 +74,7 @@ class LossScale:
         return self._scaler.get_scale()
 
     def update(self, *, overflowed: bool) -> None:
-        """Updates the factor after a step; ``overflowed`` tells whether its averages were skipped."""
+        """Updates the loss scale after a step; ``overflowed`` states whether the step was skipped."""
         if not self.enabled:
             return
         # Shows the scaler the outcome through the gradient of the probe.
@@ -83,7 +83,7 @@ class LossScale:
         self._scaler.update()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the factor and the steps since its last change; empty if disabled."""
+        """Returns the loss scale and the number of steps since its last change; empty if disabled."""
         return self._scaler.state_dict()
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -97,8 +97,8 @@ class Precision:
     """Number formats of a run.
 
     Attributes:
-        weights: dtype of parameters, gradients and residuals.
-        autocast: dtype of matrix products; ``None`` for the dtype of the weights.
+        weights: Dtype of parameters, gradients and residuals.
+        autocast: Dtype of matrix products; ``None`` for the dtype of the weights.
     """
 
     weights: torch.dtype
@@ -125,28 +125,29 @@ class Settings:
     """Settings of the training loop: the ``training`` node of a configuration.
 
     Args:
-        seed: seed of weights, data order, augmentation and dropout.
-        epochs: number of passes over the data; may be a fraction.
-        max_steps: maximum number of steps; ``None`` for no limit.
-        batch_size: examples per worker in one backward pass.
-        eval_batch_size: examples per worker in one evaluation pass.
-        accumulation: backward passes per step; multiplies the batch of a step.
-        clip_norm: maximum 2-norm of the averaged gradient, or of each worker's own gradient where its local update
-            precedes compression or its optimizer steps alone; ``None`` for no clipping.
-        precision: fp32 or fp64; or bf16 or fp16 for matrix products, with weights in float32; fp16 scales losses.
-        log_every: steps between two records of metrics.
-        eval_every: epochs between two evaluations; the last step is always evaluated.
-        eval_examples: number of test examples per evaluation, evenly spaced; ``None`` for all.
-        untimed_steps: steps after a start or resume that the samples per second exclude.
-        checkpoint_every: steps between two checkpoints; ``None`` for one per epoch.
-        keep_checkpoints: number of checkpoints to keep.
-        check_every: steps between two checks that all workers computed the same average.
-        elastic: whether the world size may change when the run resumes.
-        early_stopping: when to end the run before its last step.
-        profile: whether rank 0 writes a trace of a few steps into the run folder.
+        seed: Seed of weights, data order, augmentation and dropout.
+        epochs: Number of passes over the data; may be a fraction.
+        max_steps: Maximum number of steps; ``None`` for no limit.
+        batch_size: Number of examples per worker in one backward pass.
+        eval_batch_size: Number of examples per worker in one evaluation pass.
+        accumulation: Number of backward passes per step; multiplies the batch of a step.
+        clip_norm: Maximum 2-norm of the averaged gradient; with local updates or independent optimizers, of each
+            worker's own gradient. ``None`` for no clipping.
+        precision: Number format: fp32, fp64, or bf16 or fp16 for matrix products with weights in float32; fp16 scales
+            losses.
+        log_every: Number of steps from one record of metrics to the next.
+        eval_every: Number of epochs from one evaluation to the next; the last step is always evaluated.
+        eval_examples: Number of test examples per evaluation, evenly spaced; ``None`` for all.
+        untimed_steps: Number of steps after a start or resume that the samples per second exclude.
+        checkpoint_every: Number of steps from one checkpoint to the next; ``None`` for one per epoch.
+        keep_checkpoints: Number of checkpoints to keep.
+        check_every: Number of steps from one check that all workers computed the same average to the next.
+        elastic: Whether the world size may change when the run resumes.
+        early_stopping: Settings that define when to end the run before its last step.
+        profile: Whether rank 0 writes a trace of a few steps into the run folder.
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     seed: int
@@ -200,11 +201,11 @@ class Settings:
         return PRECISIONS[self.precision]
 
     def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
-        """Computes the number of steps of the whole run.
+        """Returns the number of steps of the whole run.
 
         Args:
-            steps_per_epoch: number of steps per epoch at the current world size.
-            shift: steps done at earlier world sizes, minus the steps that the same examples take now.
+            steps_per_epoch: Number of steps per epoch at the current world size.
+            shift: Number of steps done at earlier world sizes, minus the number that the same examples take now.
         """
         steps = max(1, round(self.epochs * steps_per_epoch) + shift)
         return steps if self.max_steps is None else min(steps, self.max_steps)
@@ -242,8 +243,8 @@ def evenly_spread(available: int, wanted: int | None) -> Tensor:
     """Selects positions of a split at equal distances, since adjacent examples are often similar.
 
     Args:
-        available: number of examples in the split.
-        wanted: maximum number of positions; ``None`` for all.
+        available: Number of examples in the split.
+        wanted: Maximum number of positions; ``None`` for all.
 
     Returns:
         int64, shape (count,), increasing.
@@ -264,15 +265,15 @@ def _measure(task: Task, model: nn.Module, indices: Tensor, settings: Settings) 
 
 @dataclass(frozen=True)
 class Plan:
-    """What to train and how: the parts that a configuration chooses.
+    """Plan of a training: the parts that a configuration chooses.
 
     Attributes:
-        task: model, data, loss and metric.
-        method: method that averages the gradients.
-        optimizer: builds the optimizer; see :func:`trainer.optimizers.make_optimizer`.
-        lr_schedule: factor on the learning rate over time.
-        schedule: communication schedule of the gradients.
-        settings: settings of the training loop.
+        task: Model, data, loss and metric.
+        method: Method that averages the gradients.
+        optimizer: Function that builds the optimizer; see :func:`trainer.optimizers.make_optimizer`.
+        lr_schedule: Schedule of the learning rate.
+        schedule: Communication schedule of the gradients.
+        settings: Settings of the training loop.
     """
 
     task: Task
@@ -286,10 +287,10 @@ class Plan:
         """Checks the plan as far as possible before the workers start.
 
         Args:
-            workers: number of workers.
+            workers: Number of workers.
 
         Raises:
-            ConfigError: if the parts do not fit together, or do not support this number of workers.
+            ConfigError: If the parts cannot be combined, or do not support this number of workers.
         """
         self.method.communicator.check_workers(workers)
         self.settings.early_stopping.check(self.task)
@@ -334,7 +335,7 @@ class Plan:
         return Need.of(self._try_model(), formats.weights, self.optimizer, self.method, workers, alone=alone)
 
     def parameters(self) -> int:
-        """Number of parameters of the model, without allocating them."""
+        """Returns the number of parameters of the model, without allocating them."""
         return sum(parameter.numel() for parameter in self._try_model().parameters())
 
     def _try_model(self) -> nn.Module:
@@ -359,10 +360,10 @@ def sample_optimizer(make: OptimizerFactory) -> torch.optim.Optimizer:
     """Builds an optimizer for a vector, and a matrix if it distinguishes them, to check its settings before the model.
 
     Args:
-        make: builds the optimizer from parameters.
+        make: Function that builds the optimizer from parameters.
 
     Raises:
-        ConfigError: if the optimizer cannot be built, or a setting is out of range.
+        ConfigError: If the optimizer cannot be built, or a setting is out of range.
     """
     _check_numbers(getattr(make, "keywords", {}))
     try:
@@ -390,20 +391,20 @@ class Learner:
     """Performs training steps: the model, its optimizer and the local workers.
 
     Args:
-        plan: what to train and how.
-        cluster: workers that train together.
-        device: device of the model.
-        shift: steps done at earlier world sizes, minus the steps that the same examples take now.
-        planned: length of the learning-rate schedule in epochs; ``None`` for the length of the run.
+        plan: Plan of the training: task, method, optimizer and schedules.
+        cluster: Workers that train together.
+        device: Device of the model.
+        shift: Number of steps done at earlier world sizes, minus the number that the same examples take now.
+        planned: Length of the learning-rate schedule in epochs; ``None`` for the length of the run.
 
     Attributes:
-        model: model whose weights are equal on all workers.
-        gradient: all gradients of the model as one vector.
-        synchronizer: averages the gradients and applies the averages.
-        workers: training state of each local worker.
-        steps_per_epoch: number of steps per epoch.
-        total_steps: number of steps of the whole run.
-        planned: length of the learning-rate schedule in epochs.
+        model: Model whose weights are equal on all workers.
+        gradient: All gradients of the model as one vector.
+        synchronizer: Engine that averages the gradients and applies the averages.
+        workers: Training state of each local worker.
+        steps_per_epoch: Number of steps per epoch.
+        total_steps: Number of steps of the whole run.
+        planned: Length of the learning-rate schedule in epochs.
     """
 
     def __init__(
@@ -454,7 +455,7 @@ class Learner:
         """Performs one training step.
 
         Args:
-            step: number of the step, from 0.
+            step: Number of the step, from 0.
 
         Returns:
             Loss of each local worker.
@@ -494,11 +495,11 @@ class Learner:
         return self._plan.lr_schedule.factor(min(self.epochs(step), self.planned), self.planned)
 
     def epochs(self, step: int) -> float:
-        """Number of epochs after ``step`` steps, as a fraction."""
+        """Returns the number of epochs after ``step`` steps, with fractions."""
         return (step - self._shift) / self.steps_per_epoch
 
     def ends_interval(self, step: int, epochs: float) -> bool:
-        """Whether ``step`` is a multiple of ``epochs`` epochs, rounded to at least one whole step."""
+        """Returns whether ``step`` is a multiple of ``epochs`` epochs, rounded to at least one whole step."""
         return (step - self._shift) % max(1, round(epochs * self.steps_per_epoch)) == 0
 
     @property
@@ -512,7 +513,7 @@ class Learner:
         return digest([parameter.detach() for parameter in self.model.parameters()])
 
     def local_tensors(self, local: int) -> dict[str, Sequence[Tensor]]:
-        """State that persists between steps, by name: a non-finite value in it would remain or spread."""
+        """Returns the state that persists between steps, by name, in which non-finite values would remain or spread."""
         moments = [value for state in self._optimizer.state.values() for value in state.values()]
         return {
             "weights are": list(self.model.parameters()),
@@ -544,9 +545,9 @@ class Learner:
         """Restores the state of a local worker from a checkpoint of another world size.
 
         Args:
-            local: index of the local worker.
-            load: loads the ``worker_state`` of a rank of the checkpoint.
-            before: world size of the checkpoint.
+            local: Index of the local worker.
+            load: Loads the ``worker_state`` of a rank of the checkpoint.
+            before: World size of the checkpoint.
         """
         worker = self._cluster.local_workers[local]
         parts = {rank: load(rank) for rank in sources(worker, before)}

@@ -1,4 +1,4 @@
-"""``train.py --help`` and ``train.py --list GROUP``: all choices, read from the configuration files."""
+"""Output of ``train.py --help`` and ``train.py --list GROUP``, read from the configuration files."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ options, before all settings:
 
 
 def groups() -> dict[str, tuple[str, str]]:
-    """Groups in the order of the main file, each with its default choice and its description."""
+    """Returns the configuration groups in the order of the main file, with default choice and description of each."""
     return dict(_commented(r"  - (\w+): (\w+) # (.+)"))
 
 
@@ -72,7 +72,7 @@ def _commented(pattern: str) -> Iterator[tuple[str, tuple[str, str]]]:
 
 
 def help_text() -> str:
-    """The help of ``train.py``: one line per group and per top-level setting, from ``conf/train.yaml``."""
+    """Returns the help of ``train.py``: one line per group and per top-level setting, from ``conf/train.yaml``."""
     rows = [
         f"  {name:<13} {text} ({default}; {len(_choices(name, [CONFIGURATIONS]))})"
         for name, (default, text) in groups().items()
@@ -87,7 +87,7 @@ def _default(value: str) -> str:
 
 
 def _choices(group: str, folders: Iterable[Path]) -> dict[str, Path]:
-    """Files of a group by the name of the choice."""
+    """Returns the files of a group by the name of the choice."""
     found = {
         path.relative_to(folder / group).with_suffix("").as_posix(): path
         for folder in folders
@@ -102,11 +102,11 @@ def print_list(wanted: str, folder: str | None = None) -> None:
     """Prints the choices of a group as a table.
 
     Args:
-        wanted: name of a group, or ``models``, ``datasets``, ``methods`` or ``experiments``.
-        folder: folder of further choices, given with ``--config-dir``.
+        wanted: Name of a group, or ``models``, ``datasets``, ``methods`` or ``experiments``.
+        folder: Folder of further choices, given with ``--config-dir``.
 
     Raises:
-        ConfigError: if there is no such group.
+        ConfigError: If there is no such group.
     """
     group, known = _GROUPS.get(wanted, wanted), groups()
     if group not in known:
@@ -133,7 +133,7 @@ def _described(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequ
 
 
 def _description(path: Path) -> str:
-    """The comment at the head of a file, or the documentation of its target."""
+    """Returns the comment at the head of a file, or the docstring of its target."""
     words = _head(path)
     return f"{words.split('. ')[0].rstrip('.')}." if words else _documentation(path)
 
@@ -200,7 +200,7 @@ def _experiments(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Se
 
 
 def _paper_of(name: str, path: Path) -> str:
-    """The paper of an experiment, named in its file, in the common file of its folder, or that of its method."""
+    """Returns the paper of an experiment: from its file, from the common file of its folder, or of its method."""
     folder = name.split("/", maxsplit=1)[0]
     common = CONFIGURATIONS / "experiment" / _BASE / f"{folder}.yaml"
     named = _paper(" ".join(_head(file) for file in (path, common) if file.is_file()))
@@ -215,7 +215,7 @@ _MEASURED = "* on 2 cores: the median of the runs of any length recorded in docs
 
 
 def _recorded(group: str, default: str | None) -> dict[str, str]:
-    """Minutes of the recorded runs of each choice."""
+    """Returns the minutes of the recorded runs of each choice."""
     seconds: dict[str, list[float]] = {}
     for file in sorted(_RECORDS.glob("*.jsonl")):
         for line in file.read_text().splitlines():

@@ -1,4 +1,4 @@
-"""Loggers besides W&B: CSV files, TensorBoard, and several loggers at once."""
+"""Loggers other than W&B: CSV files, TensorBoard, and several loggers at once."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ __all__ = ["Csv", "Several", "TensorBoard"]
 class Csv(Logger):
     """Writes one CSV file per kind of event into the run's folder: ``train.csv`` and ``eval.csv``.
 
-    The files have one row per line of ``metrics.jsonl`` and one column per figure. They are written again after each
+    The files have one row per line of ``metrics.jsonl`` and one column per metric. They are rewritten after each
     evaluation and at the end, so a resumed run has neither gaps nor duplicate rows.
     """
 
@@ -105,13 +105,13 @@ class Several(Logger):
     A logger that fails is switched off with a warning; the others continue.
 
     Args:
-        of: names of the loggers to use.
-        wandb: W&B, with its settings.
-        tensorboard: TensorBoard.
-        csv: CSV files.
+        of: Names of the loggers to use.
+        wandb: Logger for W&B, with its settings.
+        tensorboard: Logger that writes event files for TensorBoard.
+        csv: Logger that writes CSV files.
 
     Raises:
-        ConfigError: if ``of`` is empty or names an unknown logger.
+        ConfigError: If ``of`` is empty or names an unknown logger.
     """
 
     of: Sequence[str]
@@ -126,16 +126,16 @@ class Several(Logger):
             raise ConfigError(f"logger.of must list some of {', '.join(known)}, got {self.of!r}")
 
     def parts(self) -> list[Logger]:
-        """The chosen loggers."""
+        """Returns the chosen loggers."""
         return [getattr(self, name) for name in dict.fromkeys(self.of)]
 
     def check(self) -> None:
-        """Checks the chosen loggers."""
+        """Checks that the packages that the chosen loggers need are installed."""
         for part in self.parts():
             part.check()
 
     def place(self) -> str | None:
-        """Where figures will go, for the first line of a run; ``None`` if that is the run folder alone."""
+        """Returns the destinations of metrics, for the first line of a run; ``None`` for the run folder alone."""
         return "; ".join(filter(None, (part.place() for part in self.parts()))) or None
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:

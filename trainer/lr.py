@@ -18,12 +18,12 @@ class LrSchedule(ABC):
     """A linear warm-up followed by a decay.
 
     Args:
-        warmup_epochs: length of the warm-up in epochs; 0 for none.
-        warmup_fraction: length of the warm-up as a fraction of the run, in [0, 1); 0 to use ``warmup_epochs``.
-        warmup_factor: initial factor on the learning rate, in [0, 1].
+        warmup_epochs: Length of the warm-up in epochs; 0 for no warm-up.
+        warmup_fraction: Length of the warm-up as a fraction of the run, in [0, 1); 0 uses ``warmup_epochs``.
+        warmup_factor: Factor that the learning rate is multiplied by at the start of the warm-up, in [0, 1].
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     warmup_epochs: float = 0.0
@@ -46,11 +46,11 @@ class LrSchedule(ABC):
             )
 
     def factor(self, epoch: float, epochs: float) -> float:
-        """Factor on the learning rate.
+        """Returns the factor that the learning rate is multiplied by.
 
         Args:
-            epoch: epochs trained so far, as a fraction.
-            epochs: epochs of the whole run.
+            epoch: Number of epochs trained so far, with fractions.
+            epochs: Number of epochs of the whole run.
         """
         warmup = self._warmup(epochs)
         # The comparison is strict, so that a warm-up of length 0 is never divided by.
@@ -60,7 +60,7 @@ class LrSchedule(ABC):
 
     @abstractmethod
     def _decay(self, epoch: float, epochs: float) -> float:
-        """Factor after the warm-up."""
+        """Returns the factor after the warm-up."""
 
     def _warmup(self, epochs: float) -> float:
         return self.warmup_fraction * epochs or self.warmup_epochs
@@ -100,10 +100,10 @@ class Exponential(LrSchedule):
     """Decays by a constant factor after every epoch.
 
     Args:
-        gamma: factor per epoch, in (0, 1].
+        gamma: Factor per epoch, in (0, 1].
 
     Raises:
-        ConfigError: if a value is out of range.
+        ConfigError: If a value is out of range.
     """
 
     gamma: float = 0.99
@@ -123,11 +123,11 @@ class MultiStep(LrSchedule):
     """Decays by a constant factor at given epochs.
 
     Args:
-        milestones: epochs at which the learning rate decays.
-        gamma: factor at each milestone.
+        milestones: Epochs at which the learning rate decays.
+        gamma: Factor at each milestone.
 
     Raises:
-        ConfigError: if a value is not a finite number.
+        ConfigError: If a value is not a finite number.
     """
 
     milestones: Sequence[float] = (81, 122, 155)

@@ -1,4 +1,4 @@
-"""Lower bound on the memory that a run needs, computed before it starts."""
+"""Computes a lower bound of the memory that a run needs, before it starts."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ _PROBE = 64
 
 @dataclass(frozen=True)
 class Need:
-    """Bytes that one process keeps from step to step, excluding activations, data and libraries.
+    """Memory that one process needs from step to step, in bytes, excluding activations, data and libraries.
 
     Attributes:
-        weights: bytes of weights and running statistics.
-        gradients: bytes of the gradients of all parameters.
-        optimizer: bytes of the optimizer's state.
-        residuals: bytes of the method's state, for all workers of the process.
+        weights: Bytes of weights and running statistics.
+        gradients: Bytes of the gradients of all parameters.
+        optimizer: Bytes of the optimizer's state.
+        residuals: Bytes of the method's state, for all workers of the process.
     """
 
     weights: int
@@ -57,12 +57,12 @@ class Need:
         """Computes the memory that a process needs.
 
         Args:
-            model: the model; may be on the device ``meta``.
-            dtype: type of its floating-point parameters and buffers during training.
-            optimizer: builds the optimizer from parameters.
-            method: method that averages the gradients.
-            workers: number of workers that share the process.
-            alone: whether each worker has its own weights and optimizer, in addition to the common weights.
+            model: Model to train; may be on the device ``meta``.
+            dtype: Dtype of its floating-point parameters and buffers during training.
+            optimizer: Function that builds the optimizer from parameters.
+            method: Method that averages the gradients.
+            workers: Number of workers that share the process.
+            alone: Whether each worker has its own weights and optimizer, in addition to the common weights.
         """
         length = sum(parameter.numel() for parameter in model.parameters())
         buffers = sum(buffer.numel() for buffer in model.buffers())
@@ -80,7 +80,7 @@ class Need:
 
 
 def _moments(optimizer: OptimizerFactory, dtype: torch.dtype) -> float:
-    """Number of state values that an optimizer keeps per parameter."""
+    """Returns the number of state values that an optimizer keeps per parameter."""
     parameter = nn.Parameter(torch.zeros(_PROBE, dtype=dtype))
     # Optimizers create their state in the first step.
     parameter.grad = torch.ones_like(parameter)
@@ -92,7 +92,7 @@ def _moments(optimizer: OptimizerFactory, dtype: torch.dtype) -> float:
 
 
 def available_bytes(table: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory available to new programs without swapping, in bytes; ``None`` if unknown."""
+    """Returns the memory available to new programs without swapping, in bytes; ``None`` if unknown."""
     try:
         lines = table.read_text().splitlines()
     except OSError:
@@ -105,10 +105,10 @@ def check_address_space(need: Callable[[], Need] | None = None) -> None:
     """Checks that the limit on the address space (``ulimit -v``) suffices for a worker on the CPU.
 
     Args:
-        need: computes the need of one process, if known; called only if there is a limit.
+        need: Function that computes the memory that one process needs, if known; called only if there is a limit.
 
     Raises:
-        ConfigError: if the limit is too low.
+        ConfigError: If the limit is too low.
     """
     limit = resource.getrlimit(resource.RLIMIT_AS)[0]
     if limit == resource.RLIM_INFINITY:
@@ -127,9 +127,9 @@ def memory_warning(need: Need, processes: int, available: int | None) -> str | N
     """Returns a warning if the processes of this machine need more memory than is available.
 
     Args:
-        need: need of each process.
-        processes: number of processes on this machine.
-        available: available bytes; ``None`` if unknown.
+        need: Memory that each process needs.
+        processes: Number of processes on this machine.
+        available: Number of available bytes; ``None`` if unknown.
     """
     if available is None or need.whole * processes <= available:
         return None

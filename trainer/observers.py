@@ -1,4 +1,4 @@
-"""Observers of a run on rank 0: the metrics file, loggers, and wrappers that keep their failures and delays away."""
+"""Observers receive the events of a run on rank 0: the metrics file, loggers, and wrappers that isolate failures."""
 
 from __future__ import annotations
 
@@ -49,38 +49,38 @@ class Observer:
     """Receives the events of a run; the methods do nothing unless overridden."""
 
     def begin(self, step: int, total: int) -> None:
-        """Training starts or continues after ``step`` of ``total`` steps."""
+        """Called when training starts or continues after ``step`` of ``total`` steps."""
 
     def note(self, text: str) -> None:
-        """There is a line for the user, ``text``, before training starts."""
+        """Called before training starts, with a line for the user, ``text``."""
 
     def warning(self, text: str) -> None:
-        """The warning ``text`` was printed during training."""
+        """Called when the warning ``text`` was printed during training."""
 
     def phase(self, what: str | None) -> None:
-        """Another activity, ``what``, begins; ``None`` for regular training."""
+        """Called when another activity, ``what``, begins; ``None`` means regular training."""
 
     def progress(self, fraction: float) -> None:
-        """``fraction`` of the current activity is done."""
+        """Called when ``fraction`` of the current activity is done."""
 
     def step(self, step: int) -> None:
-        """``step`` steps are done."""
+        """Called when ``step`` steps are done."""
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """New metrics are available; ``kind`` is ``train``, ``eval`` or ``restart``."""
+        """Called when new metrics are available; ``kind`` is ``train``, ``eval`` or ``restart``."""
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Training has finished, with ``summary``."""
+        """Called when training has finished, with its ``summary``."""
 
     def close(self) -> None:
-        """The run ends, finished or not; called once, as the last event."""
+        """Called once, as the last event, when the run ends, whether finished or not."""
 
 
 class MetricsFile(Observer):
     """Appends one JSON object per event to ``metrics.jsonl``; non-finite values become ``null``.
 
     Args:
-        path: path of the file.
+        path: Path of the file.
     """
 
     def __init__(self, path: Path) -> None:
@@ -107,7 +107,7 @@ def _step_of(line: bytes) -> float:
 
 
 class Forwarder(Observer):
-    """Base of wrappers: forwards every event through ``_forward``."""
+    """Base class of wrappers of an observer: every event is passed to ``_forward``."""
 
     def _forward(self, event: str, *arguments: Any) -> None:
         raise NotImplementedError
@@ -153,8 +153,8 @@ class Guarded(Forwarder):
     """Disables an observer after its first failure, with a warning, instead of stopping the run.
 
     Args:
-        make: builds the observer; may fail as well.
-        what: name of the observer in the warning.
+        make: Function that builds the observer; a failure also disables it.
+        what: Name of the observer, for the warning.
     """
 
     def __init__(self, make: Callable[[], Observer], what: str) -> None:
@@ -172,14 +172,14 @@ class Guarded(Forwarder):
 
 
 class Bounded(Forwarder):
-    """Runs an observer in a separate thread and limits the time of each event. Unusable after an error.
+    """Runs an observer in a separate thread, and limits the time of each event. After an error, it cannot be used.
 
     Args:
-        make: builds the observer, in that thread.
-        seconds: time limit of an event; building and closing may take 3x as long.
+        make: Function that builds the observer, called in that thread.
+        seconds: Time limit of an event, in seconds; building and closing may take 3x as long.
 
     Raises:
-        TimeoutError: if building takes too long; every method may also raise it.
+        TimeoutError: If building takes too long; every method may also raise it.
     """
 
     def __init__(self, make: Callable[[], Observer], seconds: float) -> None:
@@ -224,7 +224,7 @@ class BackgroundObserver(Forwarder):
     forever: wrap it in :class:`Guarded` and :class:`Bounded`.
 
     Args:
-        make: builds the observer, in that thread.
+        make: Function that builds the observer, called in that thread.
     """
 
     def __init__(self, make: Callable[[], Observer]) -> None:
@@ -251,11 +251,11 @@ def attempt(action: Callable[[], Any], what: str) -> bool:
     """Performs an optional action; a failure becomes a warning.
 
     Args:
-        action: action to perform.
-        what: name of the action in the warning.
+        action: Action to perform.
+        what: Name of the action, for the warning.
 
     Returns:
-        Whether it succeeded.
+        Whether the action succeeded.
     """
     try:
         action()
@@ -276,10 +276,10 @@ _STARTS, _PAUSE = 3, 30.0
 
 
 class Logger(ABC):
-    """A destination of metrics besides the run folder, chosen with ``logger=NAME`` and opened on rank 0 only."""
+    """A destination of metrics in addition to the run folder, chosen with ``logger=NAME``; opened on rank 0 only."""
 
     def parts(self) -> list[Logger]:
-        """The loggers that this one consists of."""
+        """Returns the loggers that this one consists of."""
         return [self]
 
     def check(self) -> None:
@@ -287,15 +287,15 @@ class Logger(ABC):
 
     @abstractmethod
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """Starts to log a run.
+        """Starts to log a run, and returns the observer that receives its events.
 
         Args:
-            run: the run and its folder.
-            config: its resolved configuration.
+            run: Run to log, with its folder.
+            config: Resolved configuration of the run.
         """
 
     def place(self) -> str | None:
-        """Description of the destination, printed when a run starts; ``None`` for the run folder alone."""
+        """Returns a description of the destination, printed when a run starts; ``None`` for the run folder alone."""
         return None
 
 
@@ -306,12 +306,12 @@ class NoLogger(Logger):
     Accepts the settings of :class:`Wandb` without effect, so that ``logger=none`` works for experiments that set them.
 
     Args:
-        project: see :class:`Wandb`.
-        mode: see :class:`Wandb`.
-        group: see :class:`Wandb`.
-        job_type: see :class:`Wandb`.
-        tags: see :class:`Wandb`.
-        timeout: see :class:`Wandb`.
+        project: No effect; setting of :class:`Wandb`.
+        mode: No effect; setting of :class:`Wandb`.
+        group: No effect; setting of :class:`Wandb`.
+        job_type: No effect; setting of :class:`Wandb`.
+        tags: No effect; setting of :class:`Wandb`.
+        timeout: No effect; setting of :class:`Wandb`.
     """
 
     project: str | None = None
@@ -331,15 +331,15 @@ class Wandb(Logger):
     """Weights & Biases, through its own SDK.
 
     Args:
-        project: project that collects the runs.
-        mode: ``online``, ``offline``, ``disabled``, or ``auto``: online if this machine is logged in.
-        group: group of runs; ``None`` to use the run's id, which joins a resumed run with its earlier parts.
-        job_type: role of the run within its group.
-        tags: labels of the run.
-        timeout: time limit of a connection and of a call, in seconds; 3x as long for the first and the last.
+        project: Project that collects the runs.
+        mode: Mode of W&B: ``online``, ``offline``, ``disabled``, or ``auto`` (online if this machine is logged in).
+        group: Name of the group of runs; ``None`` uses the run's id, which joins a resumed run with its earlier parts.
+        job_type: Role of the run within its group.
+        tags: Labels of the run.
+        timeout: Time limit of a connection and of a call, in seconds; 3x as long for the first and the last.
 
     Raises:
-        ConfigError: if the mode is unknown or the timeout is out of range.
+        ConfigError: If the mode is unknown or the timeout is out of range.
     """
 
     project: str = "spardl"
@@ -361,7 +361,7 @@ class Wandb(Logger):
         return os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
 
     def place(self) -> str:
-        """States whether data leaves this machine, and to which address; opens no connection."""
+        """Describes whether data leaves this machine, and to which address; opens no connection."""
         if self._chosen == "disabled":
             return "W&B: disabled"
         if self._chosen in ("offline", "dryrun"):
@@ -471,8 +471,8 @@ def without_run_id(environment: Mapping[str, str], *, warns: bool = True) -> dic
     The id that ``wandb agent`` sets for a process of its sweep is kept.
 
     Args:
-        environment: environment variables of this process.
-        warns: whether to print a warning if the id is removed.
+        environment: Environment variables of this process.
+        warns: Whether to print a warning if the id is removed.
 
     Returns:
         The environment without the id.
@@ -491,7 +491,7 @@ def without_run_id(environment: Mapping[str, str], *, warns: bool = True) -> dic
 
 
 def _wandb_id(run: Run, start: int) -> str:
-    """The id of a training's W&B run, which is the same after each resume."""
+    """Returns the id of the W&B run, which is the same after each resume."""
     file = run.folder / "wandb-id.txt"
     if not file.exists():
         write_atomically(file, f"{run.id}-{secrets.token_hex(4)}".encode())
@@ -527,7 +527,7 @@ def _server() -> str:
 
 
 def logged_in() -> bool:
-    """Whether this machine has an API key for W&B; opens no connection."""
+    """Returns whether this machine has an API key for W&B; opens no connection."""
     if os.environ.get("WANDB_API_KEY"):
         return True
     host = urlsplit(_server()).hostname or ""

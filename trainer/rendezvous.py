@@ -1,4 +1,4 @@
-"""Rendezvous of the workers through a key-value store, and their agreement on a common last step."""
+"""Connects the workers through a key-value store, and stops them after the same step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _POLL_SECONDS = 0.2
 
 
 class Stopping:
-    """One worker's part in stopping all workers after the same step.
+    """Stops all workers after the same step; one object per worker.
 
     Schedulers send a signal some time before they end or preempt a job, but not to all workers, nor in the same step.
     A thread polls the store for a request to stop. After a request, each worker publishes the end of its current step
@@ -36,11 +36,12 @@ class Stopping:
     Steps before the request cost no message.
 
     Args:
-        connect: opens a separate connection to the workers' store.
-        rank: rank of this worker.
-        size: number of workers.
-        patience: seconds to wait for the bounds of the other workers.
-        orphaned: whether the process that started this worker has died, which also requests a stop.
+        connect: Function that opens a separate connection to the workers' store.
+        rank: Rank of this worker.
+        size: Number of workers.
+        patience: Time to wait for the bounds of the other workers, in seconds.
+        orphaned: Function that returns whether the process that started this worker has died, which also requests a
+            stop.
     """
 
     def __init__(
@@ -70,10 +71,10 @@ class Stopping:
         return before
 
     def after(self, step: int) -> bool:
-        """Whether all workers stop now, after ``step`` steps.
+        """Returns whether all workers stop now, after ``step`` steps.
 
         Raises:
-            PeerError: if not all workers publish their bound in time.
+            PeerError: If not all workers publish their bound in time.
         """
         # A single worker needs no agreement.
         if self._size == 1:
@@ -88,7 +89,7 @@ class Stopping:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Polls for requests to stop inside the ``with`` statement."""
+        """Polls the store for stop requests inside the ``with`` statement."""
         # A daemon: it may wait for the store when the process ends.
         thread = threading.Thread(target=self._watch, name="spardl-stopping", daemon=True)
         if self._size > 1:
@@ -126,7 +127,7 @@ _TRY = 2.0
 
 
 class Rendezvous:
-    """The workers' store, which rank 0 hosts at the configured address.
+    """Connects the workers through a key-value store that rank 0 hosts at the configured address.
 
     With torchrun, that address belongs to the agent, whose store survives restarts: keys of earlier workers, such as
     their addresses, would mislead later ones. Rank 0 then hosts a separate store and publishes its port there.
@@ -134,11 +135,11 @@ class Rendezvous:
     The store of rank 0 listens on one address only, and all keys have a prefix that only the workers know.
 
     Args:
-        member: rank, world size and address of this worker.
-        timeout: seconds to wait for the other workers.
-        listener: listening socket for rank 0, if there already is one.
-        secret: word shared by all workers of the job.
-        interface: network interface on which rank 0 hosts a separate store; ``None`` for the configured address.
+        member: Rank, world size and address of this worker.
+        timeout: Time to wait for the other workers, in seconds.
+        listener: Listening socket for rank 0, if there already is one.
+        secret: Text that only the workers of the job know.
+        interface: Network interface on which rank 0 hosts a separate store; ``None`` for the configured address.
     """
 
     def __init__(
@@ -156,10 +157,10 @@ class Rendezvous:
 
     @property
     def store(self) -> Any:
-        """The store, opened at the first access, when rank 0 also waits for all other ranks.
+        """The key-value store. It is opened at the first access, when rank 0 also waits for all other ranks.
 
         Raises:
-            ConfigError: if the store or some rank cannot be reached.
+            ConfigError: If the store or some rank cannot be reached.
         """
         if self._found is None:
             try:
@@ -185,11 +186,11 @@ class Rendezvous:
             raise self._failure(f"rank {missing} did not connect within {self._timeout:g} seconds") from error
 
     def missing(self, name: str, keys: Sequence[str] = ()) -> str:
-        """Lists the ranks that have not set their key.
+        """Lists the ranks that have not set their key in the store.
 
         Args:
-            name: name of the keys, before the slash and the rank.
-            keys: keys to check; by default those of all ranks.
+            name: Common part of the keys, before the slash and the rank.
+            keys: Keys to check; by default those of all ranks.
 
         Returns:
             The ranks, separated by commas; empty if the store has ended.
@@ -201,17 +202,17 @@ class Rendezvous:
             return ""
 
     def tell(self, given: Mapping[str, str]) -> None:
-        """Publishes this rank's settings, ``given``, which rank 0 compares."""
+        """Publishes this rank's settings, ``given``, for comparison by rank 0."""
         self.store.set(f"given/{self._member.rank}", json.dumps(dict(given)))
 
     def compare(self, given: Mapping[str, str]) -> None:
-        """Compares the settings of rank 0 with those of all other ranks; to be called on rank 0.
+        """Compares the settings of rank 0 with those of all other ranks; only rank 0 calls this.
 
         Args:
-            given: settings by name; empty to compare nothing.
+            given: Settings of rank 0 by name; if empty, nothing is compared.
 
         Raises:
-            ConfigError: if settings differ, or a rank does not publish them in time.
+            ConfigError: If settings differ, or a rank does not publish them in time.
         """
         if not given:
             return

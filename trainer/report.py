@@ -21,7 +21,7 @@ __all__ = ["environment", "print_report", "processor", "rows"]
 
 
 def environment() -> dict[str, Any]:
-    """Versions, commit and machine, as recorded in a run's summary; no environment variables."""
+    """Returns versions, commit and machine for the summary of a run; contains no environment variables."""
     return {
         "spardl": __version__,
         "python": platform.python_version(),
@@ -35,7 +35,7 @@ def environment() -> dict[str, Any]:
 
 @cache
 def processor() -> str:
-    """Name of the processor, as far as the system reports it."""
+    """Returns the name of the processor, as far as the system reports it."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
@@ -63,8 +63,8 @@ def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
     """Formats a summary as rows of a table: name and text.
 
     Args:
-        summary: the trainer's result.
-        simulated: whether the cluster has a virtual clock.
+        summary: Summary that the trainer returns.
+        simulated: Whether the cluster is simulated, so that its times are virtual.
     """
     best, metric = summary["best"], summary["metric"]
     final = ", ".join(f"{name} {value:.4g}" for name, value in summary["final"].items())

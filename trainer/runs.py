@@ -1,4 +1,4 @@
-"""Runs and their folders: identity, files, locks, and the choice of the run to resume or to start from."""
+"""Runs and their folders: ids, files, locks, and the choice of the run to resume or to start from."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class UnfinishedError(Exception):
     """Raised for a run without a result after its error was printed, so that Hydra's sweepers count a failure.
 
     Args:
-        code: exit code of the process.
+        code: Exit code of the process.
     """
 
     def __init__(self, code: int) -> None:
@@ -86,9 +86,9 @@ def flat(node: Mapping[str, Any], without: Collection[str] = (), path: str = "")
     """Flattens a configuration.
 
     Args:
-        node: configuration as plain data.
-        without: dotted names of nodes and settings to skip.
-        path: dotted name of the node, followed by a dot; empty for the root.
+        node: Configuration as plain data.
+        without: Dotted names of nodes and settings to skip.
+        path: Dotted name of the node, followed by a dot; empty for the root.
 
     Yields:
         Dotted names and values of the settings.
@@ -108,11 +108,11 @@ class Run:
     """One run and its folder.
 
     Attributes:
-        id: hash of its configuration.
-        folder: folder of all its files.
-        checkpoint: checkpoint to resume from, if any.
-        notices: warnings about the choice of the folder.
-        finished: whether an earlier command finished it, so that there is nothing to train.
+        id: Hash of the run's configuration.
+        folder: Folder of all files of the run.
+        checkpoint: Folder of the checkpoint to resume from, if any.
+        notices: Warnings about the choice of the folder.
+        finished: Whether an earlier command finished it, so that there is nothing to train.
     """
 
     id: str
@@ -156,7 +156,7 @@ class Run:
             file.write(f"{text}\n")
 
     def log_end(self, text: str) -> None:
-        """Appends why the run ends early, unless the worker that leads has done so."""
+        """Appends to the console log why the run ends early, unless the leading worker has done so."""
         try:
             logged = self.log_file.read_bytes().endswith(f"{text}\n".encode(errors="backslashreplace"))
         except OSError:
@@ -165,7 +165,7 @@ class Run:
             self.log(text)
 
     def read_summary(self) -> dict[str, Any]:
-        """Reads the summary; an empty mapping without one."""
+        """Returns the content of the summary; an empty mapping if there is none."""
         try:
             content: Any = read_json(self.summary_file)
         except (OSError, ValueError):
@@ -206,7 +206,7 @@ class Run:
 
 
 class Claimed(NamedTuple):
-    """A run that this process has locked, until it closes the descriptor ``lock``."""
+    """A run that this process has locked; closing the descriptor ``lock`` unlocks it."""
 
     run: Run
     lock: int
@@ -227,12 +227,12 @@ def new_run(root: Path, label: str, identity: str) -> Claimed:
     """Creates and locks a new run folder; safe against runs that start at the same time.
 
     Args:
-        root: folder of all runs.
-        label: readable beginning of the folder's name.
-        identity: id of the run.
+        root: Folder of all runs.
+        label: Readable beginning of the folder's name.
+        identity: Id of the run.
 
     Raises:
-        ConfigError: if the folder cannot be created or written.
+        ConfigError: If the folder cannot be created or written.
     """
     number = 1
     while True:
@@ -271,18 +271,18 @@ def continue_from(
     """Finds and locks the run that ``resume=WHERE`` names.
 
     Args:
-        root: folder of all runs.
-        identity: id of the current configuration, which the run must have.
-        where: folder of a run, or ``auto`` for the newest run that is neither finished nor in progress.
-        workers: required world size of the checkpoint; ``None`` for any.
-        busy: receives the folders that ``auto`` skips because other processes use them.
+        root: Folder of all runs.
+        identity: Id of the current configuration; the run must have the same id.
+        where: Folder of a run, or ``auto`` for the newest run that is neither finished nor in progress.
+        workers: Required world size of the checkpoint; ``None`` for any.
+        busy: List that receives the folders that ``auto`` skips because other processes use them.
 
     Returns:
         The run with its newest valid checkpoint; ``None`` if ``auto`` finds no run to resume.
 
     Raises:
-        CheckpointError: if the folder is no run of this configuration, or no checkpoint can be used.
-        ConfigError: if another process uses the folder.
+        CheckpointError: If the folder does not belong to a run of this configuration, or no checkpoint can be used.
+        ConfigError: If another process uses the folder.
     """
     if where != "auto":
         run = _named_run(Path(where), identity)
@@ -338,13 +338,13 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
     """Checks that a new run can start from a checkpoint of another run.
 
     Args:
-        checkpoint: folder of the checkpoint.
-        before: result-relevant configuration of the run that saved it.
-        now: result-relevant configuration of the new run.
-        workers: number of workers; ``None`` for any.
+        checkpoint: Folder of the checkpoint.
+        before: Result-relevant configuration of the run that saved the checkpoint.
+        now: Result-relevant configuration of the new run.
+        workers: Number of workers of the new run; ``None`` accepts any.
 
     Raises:
-        CheckpointError: if the checkpoint is damaged, or the runs differ in more than ``FREE``.
+        CheckpointError: If the checkpoint is damaged, or the runs differ in more than ``FREE``.
     """
     verify_checkpoint(checkpoint, workers)
     if workers is not None and saved_workers(checkpoint) != workers:

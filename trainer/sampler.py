@@ -1,4 +1,4 @@
-"""Training data of one worker: samplers, batches, and its random and buffer state.
+"""Training data of one worker (samplers and batches), and its random state and buffers.
 
 The examples of a step are a function of seed, epoch, rank and world size alone, so runs are reproducible.
 """
@@ -26,16 +26,16 @@ class Sampler(ABC):
     """Assigns each worker an equal share of the examples, so all take the same number of steps per epoch.
 
     Args:
-        examples: number of training examples.
-        worker: worker that reads the share.
-        batch_size: examples per worker and step.
-        seed: seed of the order and of the random choices.
+        examples: Number of training examples.
+        worker: Rank of the worker that reads the share, and number of workers.
+        batch_size: Number of examples per worker and step.
+        seed: Seed of the order of examples and of other random choices.
 
     Attributes:
-        steps_per_epoch: number of steps per epoch.
+        steps_per_epoch: Number of steps per epoch.
 
     Raises:
-        ConfigError: if there are too few examples for one step.
+        ConfigError: If there are too few examples for one step.
     """
 
     def __init__(self, examples: int, worker: Worker, batch_size: int, seed: int) -> None:
@@ -55,14 +55,14 @@ class Sampler(ABC):
         Examples that do not fill a step of all workers are skipped in that epoch.
 
         Args:
-            step: number of the step since the start of training.
+            step: Number of the step since the start of training.
 
         Returns:
             int64, shape (batch_size,).
         """
 
     def generator(self, step: int) -> torch.Generator:
-        """Generator of the random choices (augmentation, masking) of a step."""
+        """Returns the generator of the random choices (augmentation, masking) of a step."""
         return seeded_generator(self._seed, "batch", step, self._worker.rank)
 
 
@@ -92,14 +92,14 @@ class LaneSampler(Sampler):
     Each row of a batch continues its lane, as models need that carry a state along a text.
 
     Args:
-        examples: number of training examples.
-        worker: worker that reads the lanes.
-        lanes: number of rows of a batch.
-        passes: number of consecutive batches in a step.
-        seed: seed of the random choices.
+        examples: Number of training examples.
+        worker: Rank of the worker that reads the lanes, and number of workers.
+        lanes: Number of rows of a batch.
+        passes: Number of consecutive batches in a step.
+        seed: Seed of the random choices, such as masking.
 
     Raises:
-        ConfigError: if there are too few examples for one step.
+        ConfigError: If there are too few examples for one step.
     """
 
     def __init__(self, examples: int, worker: Worker, lanes: int, passes: int, seed: int) -> None:
@@ -122,10 +122,10 @@ class Batches:
     batches do not depend on that: each is a function of its indices and its step's generator.
 
     Args:
-        split: training examples.
-        sampler: selects the worker's share of them.
-        size: number of examples in a batch.
-        total_steps: number of steps of the run; no later batch is loaded.
+        split: Training examples.
+        sampler: Sampler that selects the worker's share of the examples.
+        size: Number of examples in a batch.
+        total_steps: Number of steps of the run; no later batch is loaded.
     """
 
     def __init__(self, split: Split, sampler: Sampler, size: int, total_steps: int) -> None:
@@ -171,7 +171,7 @@ class _Ahead:
         """Waits until the batches are loaded, and returns them.
 
         Raises:
-            Exception: any exception of the loading thread.
+            Exception: Any exception of the loading thread.
         """
         self._thread.join()
         if self._fault:
@@ -186,10 +186,10 @@ class TrainingWorker:
     statistics of batch normalization), as if it had its own process.
 
     Args:
-        worker: rank and world size.
-        model: model that the local workers share; provides the initial buffers.
-        sampler: selects the worker's share of the data.
-        seed: seed of the run.
+        worker: Rank of the worker, and world size.
+        model: Model that the local workers share; provides the initial buffers.
+        sampler: Sampler that selects the worker's share of the data.
+        seed: Seed of the run.
     """
 
     def __init__(self, worker: Worker, model: nn.Module, sampler: Sampler, seed: int) -> None:
@@ -220,7 +220,7 @@ class TrainingWorker:
 
     @contextmanager
     def active(self) -> Iterator[None]:
-        """Gives the model this worker's buffers, and torch its random state."""
+        """Loads this worker's buffers into the model, and its random state into torch, during the ``with`` block."""
         outside = self._get_random()
         self._set_random(self._random)
         load_buffers(self._model, self._buffers)
@@ -234,13 +234,13 @@ class TrainingWorker:
             self._set_random(outside)
 
     def undo_spoiled_buffers(self) -> None:
-        """Restores the buffers of an active worker if a pass made them non-finite, since they would stay so."""
+        """Restores the buffers of an active worker if a pass made them non-finite; otherwise they would stay so."""
         floating = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
         if not all(bool(buffer.isfinite().all()) for buffer in floating):
             load_buffers(self._model, self._buffers)
 
     def floating_buffers(self) -> Tensor:
-        """All floating-point buffers in one vector, shape (m,)."""
+        """Returns all floating-point buffers in one vector, shape (m,)."""
         parts = [buffer.flatten() for buffer in self._buffers.values() if buffer.is_floating_point()]
         return torch.cat(parts) if parts else torch.empty(0, device=self._device)
 

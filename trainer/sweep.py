@@ -1,4 +1,4 @@
-"""A sweep (``-m``): the line before each of its runs, and the table after the last one."""
+"""Output of a sweep (``-m``): a line before each of its runs, and a table after the last one."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ _VARIABLE = "SPARDL_SWEEP_FOLDER"
 
 @dataclass
 class Outcome:
-    """What one run of a sweep came to.
+    """Outcome of one run of a sweep.
 
     Attributes:
-        words: settings that distinguish it from the other runs.
-        state: ``finished``, ``skipped`` because it was finished before, ``stopped`` or ``failed``.
-        seconds: time in this command.
-        folder: its folder; ``None`` if it has none.
+        words: Settings that distinguish the run from the other runs of the sweep.
+        state: State of the run: ``finished``, ``skipped`` because it was finished before, ``stopped`` or ``failed``.
+        seconds: Time that the run took in this command, in seconds.
+        folder: Folder of the run; ``None`` if it has none.
     """
 
     words: str
@@ -52,7 +52,7 @@ class Outcome:
 
 
 class SweepFolder(Callback):
-    """Names the folder of outcomes when a sweep starts; Hydra calls it in the process of the command."""
+    """Hydra callback that sets the folder for the outcomes of the runs when a sweep starts."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
         """Sets the environment variable that the runs inherit."""
@@ -113,18 +113,18 @@ def _figures(outcome: Outcome) -> list[str]:
 
 
 def sweep_words(typed: Sequence[str], words: Sequence[str]) -> list[str]:
-    """The settings of one run that differ between the runs of its sweep.
+    """Returns the settings of one run that differ between the runs of its sweep.
 
     Args:
-        typed: the command line of the sweep.
-        words: the settings of the run.
+        typed: Words of the command line of the sweep.
+        words: Settings of the run, as overrides.
     """
     fixed = {word for word in typed if not word.startswith("-")}
     return [word for word in words if word not in fixed]
 
 
 def _count(typed: Sequence[str]) -> int | None:
-    """Number of runs; ``None`` where another sweeper decides it."""
+    """Returns the number of runs; ``None`` if another sweeper decides it."""
     used = HydraConfig.get()
     if used.runtime.choices["hydra/sweeper"] != "basic":
         trials = used.sweeper.get("n_trials")

@@ -1,4 +1,4 @@
-"""Targets of configurations: the names of classes and functions, their check against an allowlist, and defaults.
+"""Targets (``_target_``: names of classes and functions in configurations): allowlist, public names and defaults.
 
 Run ids are hashes of configurations in which each target has the module path of version 0.1.0, listed in ``_PLACES``.
 So a run keeps its id when a class moves. Classes added later are hashed by their public names and need no entry.
@@ -105,7 +105,7 @@ def hashed_targets(config: Any) -> Any:
     """Replaces each target by the module path that ids are computed from.
 
     Args:
-        config: configuration, as plain data.
+        config: Configuration, as plain data.
     """
     return _renamed(config, lambda name: _PLACES.get(_FORMER.get(name, name), name))
 
@@ -114,7 +114,7 @@ def public_targets(config: Any) -> Any:
     """Replaces each target by its public name, including module paths of earlier versions.
 
     Args:
-        config: configuration, as plain data.
+        config: Configuration, as plain data.
     """
     return _renamed(config, lambda name: _NAMES.get(name, name))
 
@@ -124,10 +124,10 @@ _PACKAGES = ("compressors", "communicators", "method", "schedules", "vector", "c
 
 
 def importable(config: Any) -> Any:
-    """A configuration in which the short public names of parts, such as ``spardl.TopK``, are paths to import.
+    """Replaces the short public names of parts, such as ``spardl.TopK``, by paths to import.
 
     Args:
-        config: Plain data.
+        config: Configuration, as plain data.
     """
     return _renamed(config, _import_path)
 
@@ -167,7 +167,7 @@ _RAISED: Mapping[str, int] = MappingProxyType(
 
 
 def editions(config: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the editions of a configuration's classes by public name, for classes with more than one."""
+    """Returns the editions (versions of behavior) of a configuration's classes by public name, if above 1."""
     return {name: _RAISED[name] for name in sorted(set(_named_targets(public_targets(config)))) if name in _RAISED}
 
 
@@ -193,12 +193,12 @@ class Kind:
     """Allowed targets of one node of a configuration.
 
     Attributes:
-        base: base class of the target; functions are checked by package only.
-        packages: packages that the target may come from.
-        functions: whether the target may be a function.
-        partial: whether further arguments follow later (``_partial_: true``).
-        extensible: whether ``plugins=[PACKAGE]`` adds to the packages.
-        inside: allowed targets of nested nodes by name; all other values are plain.
+        base: Base class of the target; functions are checked by package only.
+        packages: Packages that the target may come from.
+        functions: Whether the target may be a function.
+        partial: Whether further arguments follow later (``_partial_: true``).
+        extensible: Whether ``plugins=[PACKAGE]`` allows further packages.
+        inside: Allowed targets of nested nodes, by name; all other values must be plain data.
     """
 
     base: type
@@ -209,15 +209,15 @@ class Kind:
     inside: Mapping[str, Kind] = field(default_factory=dict)
 
     def check(self, name: str, node: Any, plugins: Collection[str] = ()) -> None:
-        """Checks a node; executes no target, and imports nothing from other packages.
+        """Checks that a node's target is allowed; executes no target, and imports nothing from other packages.
 
         Args:
-            name: dotted name of the node.
-            node: content of the node, as plain data.
-            plugins: packages that the user allows, from :func:`allowed_packages`.
+            name: Dotted name of the node.
+            node: Content of the node, as plain data.
+            plugins: Packages that the user allows, from :func:`allowed_packages`.
 
         Raises:
-            ConfigError: if the target is not allowed, or the node has unknown special keys.
+            ConfigError: If the target is not allowed, or the node has unknown special keys.
         """
         if not isinstance(node, Mapping) or _TARGET_KEY not in node:
             raise ConfigError(f"this configuration has no {name}; choose one with {name}=NAME")
@@ -263,13 +263,13 @@ def allowed_packages(plugins: Any) -> tuple[str, ...]:
     """Checks the packages of the setting ``plugins``, whose classes a configuration may name.
 
     Args:
-        plugins: value of the setting; ``None`` for an empty list.
+        plugins: Value of the setting; ``None`` for an empty list.
 
     Returns:
         The names of the packages.
 
     Raises:
-        ConfigError: if it is not a list of names, or names a package of Python itself.
+        ConfigError: If the value is not a list of names, or names a package of Python itself.
     """
     names = [] if plugins is None else plugins
     if not isinstance(names, Sequence) or isinstance(names, str) or not all(map(_is_dotted_name, names)):
@@ -300,8 +300,8 @@ def nearest(name: str, node: Mapping[Any, Any]) -> str | None:
     """Suggests a setting for a misspelt name, from the same node or from nested ones.
 
     Args:
-        name: misspelt name, without the path of its node.
-        node: node that lacks the name, as plain data.
+        name: Misspelt name, without the path of its node.
+        node: Node that lacks the name, as plain data.
 
     Returns:
         Dotted name relative to the node; ``None`` if no name is similar.
@@ -317,14 +317,14 @@ def check_names(config: dict[str, Any], nodes: Iterable[str] | None = None) -> d
     """Checks the top-level names of a configuration.
 
     Args:
-        config: resolved configuration, as plain data.
-        nodes: names of the nodes with a target; ``None`` to accept unknown names.
+        config: Resolved configuration, as plain data.
+        nodes: Names of the nodes with a target; ``None`` accepts unknown names.
 
     Returns:
         The configuration, unchanged.
 
     Raises:
-        ConfigError: if a mandatory setting is missing, or a name is unknown.
+        ConfigError: If a mandatory setting is missing, or a name is unknown.
     """
     known = [*nodes, *_NEEDED, *_OTHERS] if nodes is not None else list(config)
     if unknown := [str(name) for name in config if name not in known]:
@@ -342,11 +342,11 @@ def check_arguments(name: str, node: Mapping[str, Any]) -> None:
     """Checks the settings of a node against the arguments of its target.
 
     Args:
-        name: name of the node.
-        node: content of the node, as resolved plain data that :meth:`Kind.check` has accepted.
+        name: Name of the node.
+        node: Content of the node, as resolved plain data that :meth:`Kind.check` has accepted.
 
     Raises:
-        ConfigError: if the target has no such argument, or a boolean argument gets another value.
+        ConfigError: If the target has no such argument, or a boolean argument gets another value.
     """
     try:
         wanted = inspect.signature(_find(node[_TARGET_KEY])).parameters
@@ -409,13 +409,13 @@ _ADAM = (
 
 
 def resolve_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces ``recipe`` by the settings that it stands for.
+    """Replaces the setting ``recipe`` by the settings that it stands for.
 
     Args:
-        config: configuration, as plain data.
+        config: Configuration, as plain data.
 
     Raises:
-        ConfigError: if the recipe is unknown.
+        ConfigError: If the recipe is unknown.
     """
     plain = dict(config)
     recipe = plain.pop("recipe", RECIPES[0])
@@ -431,7 +431,7 @@ def resolve_scope(config: Mapping[str, Any]) -> dict[str, Any]:
     So runs over the whole model keep the id of versions without ``auto``.
 
     Args:
-        config: configuration as plain data, returned by :func:`resolve_recipe`.
+        config: Configuration as plain data, returned by :func:`resolve_recipe`.
     """
     compressor = config.get("compressor") or {}
     if compressor.get("scope") != AUTO or (_moves_adam(config) and _takes_chunks(compressor)):

@@ -26,11 +26,11 @@ class Split(Protocol):
         ...
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> Batch:
-        """Collects examples.
+        """Returns a batch of examples.
 
         Args:
-            indices: int64, shape (batch,): positions in ``[0, len(self))``.
-            generator: source of all random choices (augmentation, masking); ``None`` during evaluation, when
+            indices: Positions of the examples in ``[0, len(self))``: int64, shape (batch,).
+            generator: Source of all random choices (augmentation, masking); ``None`` during evaluation, when
                 the batch must depend on ``indices`` alone.
 
         Returns:
@@ -43,10 +43,10 @@ class Task(ABC):
     """A model, its data, its loss and its metric.
 
     Attributes:
-        metric: key of the main metric in the mapping that ``summarize`` returns.
-        higher_is_better: whether a higher value of the metric is better.
-        sums: names of the entries of the vector that ``measure`` returns.
-        consecutive: whether each row of a training batch continues the same row of the previous batch, for models
+        metric: Key of the main metric in the mapping that ``summarize`` returns.
+        higher_is_better: Whether a higher value of the metric is better.
+        sums: Names of the entries in the vector that ``measure`` returns.
+        consecutive: Whether each row of a training batch continues the same row of the previous batch, for models
             that carry a state along a text; otherwise examples are shuffled.
     """
 
@@ -64,12 +64,12 @@ class Task(ABC):
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean training loss of a batch, a scalar tensor."""
+        """Returns the mean training loss of a batch, a scalar tensor."""
 
     @abstractmethod
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Contribution of a batch to the evaluation: float64, shape (len(sums),); summed over batches and workers."""
+        """Returns a batch's contribution to the evaluation, to be summed over batches: float64, shape (len(sums),)."""
 
     @abstractmethod
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Converts the sums over a split to named metrics, among them ``loss`` and the value of ``metric``."""
+        """Converts the sums over all batches to named metrics, among them ``loss`` and the value of ``metric``."""

@@ -1,4 +1,4 @@
-"""A trace of a few training steps, recorded with ``torch.profiler``."""
+"""Records a trace of a few training steps with ``torch.profiler``."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _SKIPPED, _RECORDED = 6, 3
 class Tracing:
     """Writes a trace of some steps of this process, for chrome://tracing or ui.perfetto.dev.
 
-    The phases of the library are ranges named ``spardl.PHASE``. Only the thread of the training loop has them: sends
-    of a schedule in the background show up as waiting.
+    The phases of the library are ranges named ``spardl.PHASE``. Only the thread of the training loop has them; messages
+    in the background appear as waiting.
 
     Args:
-        cluster: cluster whose phases are named.
-        folder: folder of the file ``trace.json.gz``.
-        step: number of steps done.
-        total: number of steps of the run.
+        cluster: Cluster whose phases are named.
+        folder: Folder of the file ``trace.json.gz``.
+        step: Number of steps that are done when training starts or resumes.
+        total: Number of steps of the run.
     """
 
     def __init__(self, cluster: Cluster, folder: Path, step: int, total: int) -> None:
@@ -38,7 +38,7 @@ class Tracing:
         self._profiler: profile | None = None
 
     def before(self, step: int) -> None:
-        """Starts or ends the recording before step ``step``, counted from 0."""
+        """Starts or ends the recording if this is due before step ``step``, counted from 0."""
         if step == self._first:
             activities = [ProfilerActivity.CPU]
             if self._cluster.device.type == "cuda":

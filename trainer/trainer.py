@@ -49,9 +49,9 @@ class DivergenceWatch:
     finite loss, or a finite evaluation of the same weights: finite weights alone may be useless.
 
     Args:
-        cluster: workers that train together.
-        run: run with the checkpoints.
-        step: number of steps done.
+        cluster: Workers that train together.
+        run: Run with the checkpoints.
+        step: Number of steps that are done when training starts or resumes.
     """
 
     def __init__(self, cluster: Cluster, run: Run, step: int) -> None:
@@ -70,15 +70,15 @@ class DivergenceWatch:
         """Checks the state that a checkpoint would contain.
 
         Args:
-            step: number of steps done.
-            parts: tensors of each local rank by name; the names are the same on all ranks.
+            step: Number of steps done.
+            parts: Tensors of each local rank, of any shape, by name; the names are the same on all ranks.
 
         Returns:
             Whether an evaluation must decide, because no worker's last loss is finite. Its gradients may have been
             discarded, which leaves the weights intact.
 
         Raises:
-            TrainingError: on all workers, if a tensor of one of them is not finite.
+            TrainingError: On all workers, if a tensor of one of them is not finite.
         """
         rows = [
             torch.tensor([last, *map(all_finite, own.values())], dtype=torch.int64)
@@ -94,7 +94,7 @@ class DivergenceWatch:
         """Checks the loss of an evaluation of the weights after ``step`` steps.
 
         Raises:
-            TrainingError: if the loss is not finite.
+            TrainingError: If the loss is not finite.
         """
         if not math.isfinite(loss):
             raise self.diverged(f"the evaluated loss is {loss}", step)
@@ -118,7 +118,7 @@ class DivergenceWatch:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Whether all values are finite; reads memory once and synchronizes with a GPU once."""
+    """Returns whether all values are finite; reads memory once and synchronizes with a GPU once."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     if not floating:
         return True
@@ -128,7 +128,7 @@ def all_finite(tensors: Iterable[Tensor]) -> bool:
 
 
 class Window:
-    """Metrics between two log records; saved in checkpoints, so that a resumed run logs the same values."""
+    """Averages metrics between two log records; saved in checkpoints, so that a resumed run logs the same values."""
 
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
@@ -141,7 +141,7 @@ class Window:
         self._bytes = self._cluster.ledgers[0].bytes_sent
 
     def add(self, losses: Sequence[float]) -> None:
-        """Adds the losses of a step; non-finite ones count only if there are no others."""
+        """Adds the losses of a step; non-finite losses count only if there are no others."""
         self._steps += 1
         for sums, loss in zip(self._losses, losses, strict=True):
             if math.isfinite(loss):
@@ -188,18 +188,18 @@ class Progress:
     """Progress of a run and its results so far; saved in checkpoints.
 
     Attributes:
-        step: number of steps done.
-        wall: seconds of training, including those before an interruption.
-        virtual: seconds on the cluster's clock, including those before an interruption.
-        evaluating: seconds of ``wall`` spent on evaluation.
-        checks: number of comparisons of the replicas.
-        timed_steps: number of steps that count for samples per second.
-        timed_seconds: duration of these steps on the cluster's clock.
-        metrics: metrics of the last evaluation.
-        best: best value of the task's metric.
-        shift: steps done at earlier world sizes, minus the steps that the same examples take now.
-        counted_from: number of steps done when the ledgers started at the current world size.
-        planned: length of the learning-rate schedule in epochs, fixed at the start of the run.
+        step: Number of steps done.
+        wall: Wall-clock seconds of training, including those before an interruption.
+        virtual: Seconds on the cluster's clock (virtual if simulated), including those before an interruption.
+        evaluating: Seconds of ``wall`` spent on evaluation.
+        checks: Number of comparisons of the replicas.
+        timed_steps: Number of steps that count for samples per second.
+        timed_seconds: Duration of these steps on the cluster's clock, in seconds.
+        metrics: Metrics of the last evaluation.
+        best: Best value of the task's main metric so far.
+        shift: Number of steps done at earlier world sizes, minus the number that the same examples take now.
+        counted_from: Number of steps done when counting of costs started at the current world size.
+        planned: Length of the learning-rate schedule in epochs, fixed at the start of the run.
     """
 
     step: int = 0
@@ -216,7 +216,7 @@ class Progress:
     planned: float | None = None
 
     def restart_counts(self, shift: int) -> None:
-        """Resets the counts of costs and speed, which do not carry over to another world size."""
+        """Resets the counts of costs and speed, which are not valid at another world size."""
         self.shift, self.counted_from = shift, self.step
         self.timed_steps, self.timed_seconds = 0, 0.0
 
@@ -225,12 +225,13 @@ class Trainer:
     """The training loop: steps, logs, evaluations, checkpoints and comparisons of the replicas.
 
     Args:
-        plan: what to train and how.
-        cluster: workers that train together.
-        run: folder of the checkpoints, and the checkpoint to resume from.
-        observers: receivers of the events; empty except on rank 0.
-        device: device of the model.
-        heartbeat: called with the number of steps done in every process; returns whether all processes stop now.
+        plan: Plan of the training: task, method, optimizer and schedules.
+        cluster: Workers that train together.
+        run: Folder of the checkpoints, and the checkpoint to resume from.
+        observers: Objects that receive the events of the run; empty except on rank 0.
+        device: Device of the model.
+        heartbeat: Function that is called in every process with the number of steps done; returns whether all processes
+            stop now.
     """
 
     def __init__(
@@ -274,9 +275,9 @@ class Trainer:
             The summary: final and best metric, seconds, bytes, checks.
 
         Raises:
-            TrainingError: if the loss or the state is no longer finite, or the workers' replicas differ.
-            PeerError: if another worker is lost.
-            StoppedError: if the heartbeat requested a stop; the state is saved.
+            TrainingError: If the loss or the state is no longer finite, or the workers' replicas differ.
+            PeerError: If another worker is lost.
+            StoppedError: If the heartbeat requested a stop; the state is saved.
         """
         try:
             return self._fit()
@@ -377,7 +378,7 @@ class Trainer:
         return self._learner.ends_interval(step, self._settings.eval_every) or step >= self._learner.total_steps
 
     def _digests(self) -> list[Tensor]:
-        """Hashes of the last averages, as computed by each local rank."""
+        """Returns hashes of the last averages, as computed by each local rank."""
         synchronizer = self._learner.synchronizer
         synchronizer.flush()
         averages = [synchronizer.averages(local) for local in range(len(self._learner.workers))]
@@ -563,7 +564,7 @@ def _summarize(
 def _totals(
     settings: Settings, progress: Progress, learner: Learner, cluster: Cluster, seconds: float
 ) -> dict[str, float]:
-    """Figures of a run so far, which accompany those of a step or an evaluation."""
+    """Returns totals of the run so far, which are logged with the metrics of a step or an evaluation."""
     pace = _samples_per_second(settings, progress, cluster)
     return {
         "density": _density(progress, learner),
@@ -579,13 +580,13 @@ def _density(progress: Progress, learner: Learner) -> float:
 
 
 def _samples_per_second(settings: Settings, progress: Progress, cluster: Cluster) -> float | None:
-    """Training examples per second of all workers; ``None`` if no step was timed."""
+    """Returns the training examples per second of all workers; ``None`` if no step was timed."""
     examples = settings.batch_size * settings.accumulation * cluster.size
     return progress.timed_steps * examples / progress.timed_seconds if progress.timed_seconds > 0 else None
 
 
 def _residual_norm(learner: Learner) -> dict[str, float]:
-    """2-norm of the residual of the first local rank, if the method has one."""
+    """Returns the 2-norm of the residual of the first local rank, if the method has one."""
     residual = learner.synchronizer.gradient_state.residuals()
     norm = math.hypot(*(float(torch.linalg.vector_norm(part)) for part in residual))
     return {"residual/norm": norm} if residual else {}

@@ -31,13 +31,13 @@ _MAX_SECONDS = 1_000_000
 
 
 def is_number(kind: type[int | float], value: Any) -> bool:
-    """Whether ``value`` is an integer (``kind=int``) or any real number (``kind=float``); booleans are neither."""
+    """Returns whether ``value`` is an integer (``kind=int``) or a real number (``kind=float``); rejects booleans."""
     # bool is a subclass of int.
     return isinstance(value, int if kind is int else (int, float)) and not isinstance(value, bool)
 
 
 def is_finite(value: Any) -> bool:
-    """Whether ``value`` is a number other than NaN and infinity."""
+    """Returns whether ``value`` is a number other than NaN and infinity."""
     return is_number(float, value) and math.isfinite(value)
 
 

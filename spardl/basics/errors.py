@@ -22,7 +22,7 @@ __all__ = [
 
 
 def first_line(error: BaseException) -> str:
-    """First line of an error's message, without the stack that some libraries append; the error's type if empty."""
+    """Returns the first line of an error's message (some libraries append a stack); its type if that is empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 

@@ -59,7 +59,7 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
 
 @contextmanager
 def naming_errors(path: Path) -> Iterator[None]:
-    """Adds the file's name to an ``OSError`` raised inside: errors of ``write`` carry only a number and its meaning."""
+    """Adds the file's name to an ``OSError`` raised in the ``with`` block: errors of ``write`` lack it."""
     try:
         yield
     except OSError as error:
@@ -68,14 +68,14 @@ def naming_errors(path: Path) -> Iterator[None]:
 
 
 def disk_full_message(error: OSError) -> str | None:
-    """Message for a full disk or exceeded quota; ``None`` for any other error."""
+    """Returns the message for a full disk or an exceeded quota; ``None`` for any other error."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
     return f"cannot write {error.filename or 'a file'}: {error.strerror}; free some space"
 
 
 def checksum(path: Path) -> str:
-    """SHA-256 digest of a file, in hexadecimal."""
+    """Returns the SHA-256 digest of a file, in hexadecimal."""
     digest = hashlib.sha256()
     with path.open("rb") as file:
         while chunk := file.read(1 << 20):
@@ -192,7 +192,7 @@ def bounded_yaml(text: str) -> str:
 
 
 def _expanded(node: Any, known: dict[int, int]) -> int:
-    """Number of nodes of a YAML tree, including its root, after alias expansion."""
+    """Returns the number of nodes of a YAML tree, including its root, after alias expansion."""
     if id(node) not in known:
         # A node that contains itself finds this value, which exceeds the limit.
         known[id(node)] = _YAML_NODES + 1
@@ -203,7 +203,7 @@ def _expanded(node: Any, known: dict[int, int]) -> int:
 
 
 def private_temporary_folder() -> Path | None:
-    """The user's private folder ``spardl-UID`` in the temporary directory; created if missing.
+    """Returns the user's private folder ``spardl-UID`` in the temporary directory; creates it if it is missing.
 
     Returns:
         The folder, or ``None`` if no temporary directory is writable or another user owns the folder.

@@ -1,3 +1,3 @@
-"""The one place that holds the version number."""
+"""Version number of the package."""
 
 __version__ = "0.1.0"

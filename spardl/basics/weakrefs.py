@@ -1,4 +1,4 @@
-"""Weak references to bound methods, finalizers, and module hooks that copies leave out."""
+"""Weak references to bound methods, finalizers, and module hooks that copies of a module do not have."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class TransientHook(partial[Any]):
     In a compiled module, the hook runs between graphs and is not traced.
 
     Args:
-        function: The hook; objects that it is bound to are neither copied nor saved.
+        function: Hook to call; objects that it is bound to are neither copied nor saved.
     """
 
     def __new__(cls, function: Callable[..., Any]) -> TransientHook:

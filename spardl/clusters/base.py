@@ -1,4 +1,9 @@
-"""The interface of a cluster: the ranks of this process, and the ways to run their programs."""
+"""The interface of a cluster: it runs the communication programs of the workers that live in this process.
+
+A program is a generator that requests the messages of one worker (``spardl.protocol.programs``). A *local rank* is the
+position, in ``local_ranks``, of a worker that this process runs. A *ledger* records the messages and times of one
+worker. A *boundary* is the middle of a program, where it can pause.
+"""
 
 from __future__ import annotations
 
@@ -20,10 +25,10 @@ T = TypeVar("T")
 
 
 class Work(ABC, Generic[T]):
-    """A synchronization that runs while the workers compute.
+    """An asynchronous synchronization: programs of the local ranks that run while the workers compute.
 
-    Each worker has one communication stream, which runs programs in the order in which they are released. All
-    workers must therefore release their programs in the same order.
+    Each worker has a communication stream, which runs programs in the order in which they are released. All workers
+    must therefore release their programs in the same order.
     """
 
     @abstractmethod
@@ -43,20 +48,19 @@ class Work(ABC, Generic[T]):
         """Waits until the program of the local rank ``local`` ends, and returns its result.
 
         Raises:
-            PeerError: if the connection to another worker is lost, or a worker does not answer in time.
+            PeerError: If the connection to another worker is lost, or a worker does not answer in time.
         """
 
 
 class Cluster(ABC):
-    """P workers that run communication programs.
+    """P workers that run communication programs; some or all of them live in this process.
 
     Attributes:
-        size: number of workers, P.
-        local_ranks: ranks that run in this process, in ascending order.
-        ledgers: one ledger per local rank, for the messages and the time of training.
-        device: device of all messages.
-        counts_calibration: whether the messages that a schedule sends to measure the network are entered in the
-            ledgers.
+        size: Number of workers, P.
+        local_ranks: Ranks that run in this process, in ascending order.
+        ledgers: Records of messages and times of training, one per local rank.
+        device: Device of all messages.
+        counts_calibration: Whether the ledgers count the messages that a schedule sends to measure the network.
     """
 
     size: int
@@ -67,7 +71,7 @@ class Cluster(ABC):
 
     @property
     def leads(self) -> bool:
-        """Whether this process runs rank 0, which writes shared output."""
+        """Whether this process runs rank 0, which writes output on behalf of all workers."""
         return 0 in self.local_ranks
 
     @property
@@ -76,52 +80,52 @@ class Cluster(ABC):
         return [Worker(rank, self.size) for rank in self.local_ranks]
 
     def name_phases(self, *, on: bool) -> None:
-        """Shows phases as ranges ``spardl.PHASE`` in traces of ``torch.profiler``, if ``on``."""
+        """Sets whether (``on``) phases appear as ranges ``spardl.PHASE`` in traces of ``torch.profiler``."""
         for ledger in self.ledgers:
             ledger.traced = on
 
     @abstractmethod
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs one program per local rank and enters its cost in the ledgers.
+        """Runs one program per local rank, waits for the results, and records the costs in the ledgers.
 
         Args:
-            programs: one program per local rank, in the order of ``local_ranks``.
+            programs: One program per local rank, in the order of ``local_ranks``.
 
         Returns:
             The results of the programs.
 
         Raises:
-            PeerError: if the connection to another worker is lost, or a worker does not answer in time.
-            ProgramError: if the programs of two workers do not match.
+            PeerError: If the connection to another worker is lost, or a worker does not answer in time.
+            ProgramError: If the programs of two workers do not match.
         """
 
     @abstractmethod
     def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs ``programs`` like ``run``, but does not enter them in the ledgers: they are not part of training."""
+        """Runs ``programs`` like ``run``, but without recording their costs: they are not part of training."""
 
     @abstractmethod
     def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Runs ``programs`` like ``run_uncounted``; returns the seconds of each local rank on the cluster's clock."""
+        """Runs ``programs`` like ``run_uncounted``; returns the duration of each in seconds, on the cluster's clock."""
 
     @abstractmethod
     def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
-        """Prepares one program per local rank, which starts when it is released and runs while the workers compute.
+        """Prepares one program per local rank; it starts when it is released, and runs while the worker computes.
 
         Args:
-            programs: one program per local rank, in the order of ``local_ranks``.
-            pauses: whether the programs pause at their first ``Boundary`` until they are resumed.
+            programs: One program per local rank, in the order of ``local_ranks``.
+            pauses: Whether the programs pause at their first ``Boundary`` until they are resumed.
 
         Returns:
-            A handle that releases the programs and waits for them.
+            The asynchronous work, which releases the programs and waits for them.
         """
 
     @abstractmethod
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Enters the time spent in the ``with`` block. A nested block counts for its own phase only.
+        """Records the time spent in the ``with`` block. The time of a nested block counts for its own phase only.
 
         Args:
-            phase: phase to charge.
-            local: positions in ``local_ranks`` of the ranks to charge.
+            phase: Phase that the time is attributed to.
+            local: Local ranks that the time is attributed to, as positions in ``local_ranks``.
 
         Returns:
             A context manager.
@@ -129,10 +133,10 @@ class Cluster(ABC):
 
     @abstractmethod
     def expect(self, layers: Sequence[int]) -> None:
-        """Checks the number of entries of each of the model's ``layers``.
+        """Checks that the cluster supports a model with the given numbers of entries per layer (``layers``).
 
         Raises:
-            ConfigError: if this cluster uses the profile of a different model.
+            ConfigError: If this cluster uses the profile of a different model.
         """
 
     @abstractmethod
@@ -144,19 +148,19 @@ class Cluster(ABC):
         """Reports the progress of a local rank's pass.
 
         Args:
-            local: position of the rank in ``local_ranks``.
-            layers: layers that the forward pass is about to use, or whose gradients the backward pass has completed;
+            local: Position of the rank in ``local_ranks``.
+            layers: Layers that the forward pass is about to use, or whose gradients the backward pass has completed;
                 empty at the start of a pass.
-            backward: whether the backward pass runs, rather than the forward pass.
+            backward: Whether the backward pass runs, rather than the forward pass.
         """
 
     @abstractmethod
     def now(self, local: int) -> float:
-        """Current time of the local rank ``local``, in seconds, after all queued GPU work has ended."""
+        """Returns the current time of the local rank ``local`` in seconds, after waiting for queued GPU work."""
 
     @abstractmethod
     def seconds(self) -> float:
-        """Wall-clock seconds since the cluster was created, or virtual seconds of the slowest worker."""
+        """Returns the seconds since the cluster was created: wall-clock, or virtual ones of the slowest worker."""
 
     @abstractmethod
     def close(self) -> None:
@@ -164,12 +168,12 @@ class Cluster(ABC):
 
 
 def gather_rows(cluster: Cluster, rows: Sequence[Tensor], *, counted: bool = False) -> list[Tensor]:
-    """Gathers the rows of all ranks on every process.
+    """Gathers one tensor (row) of each rank in every process.
 
     Args:
-        cluster: the workers that take part.
-        rows: one tensor of shape (m,) per local rank, with the same length and dtype on all ranks.
-        counted: whether the messages are part of training and entered in the ledgers.
+        cluster: Cluster that connects the workers.
+        rows: One tensor of shape (m,) per local rank, with the same length and dtype on all ranks.
+        counted: Whether the ledgers count the messages as part of training.
 
     Returns:
         One tensor of shape (m,) per rank, ordered by rank, on the device of the first row.

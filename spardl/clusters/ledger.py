@@ -1,4 +1,4 @@
-"""Message counts and phase times of each worker, and the debug log of its messages."""
+"""Records of each worker's messages and phase times (ledgers), and the debug log of its messages."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class Ledger:
     """Message counts and times of one worker.
 
     Attributes:
-        rounds: number of exchanges the worker took part in.
-        messages: number of messages sent; empty messages are not sent.
-        words: words sent, in the unit of the papers: an index or a value is one word.
-        bytes_sent: payload bytes sent.
-        bytes_received: payload bytes received.
-        seconds: seconds by phase. In a simulated cluster ``communicate`` and ``wait`` are virtual, the others are
-            measured. ``wait`` is the time during which the computation waits for overlapped synchronizations.
-        overlapped: seconds of overlapped synchronizations, by phase.
-        traced: whether phases are ranges in a trace of ``torch.profiler``; ranges cost time even without a trace.
+        rounds: Number of exchanges that the worker took part in.
+        messages: Number of messages sent; empty messages are not sent.
+        words: Number of words sent, in the unit of the papers: an index or a value is one word.
+        bytes_sent: Number of payload bytes sent.
+        bytes_received: Number of payload bytes received.
+        seconds: Time by phase, in seconds. In a simulated cluster ``communicate`` and ``wait`` are virtual, the others
+            are measured. ``wait`` is the time during which the computation waits for overlapped synchronizations.
+        overlapped: Time of synchronizations that overlap the computation, by phase, in seconds.
+        traced: Whether phases appear as ranges in traces of ``torch.profiler``; ranges cost time even without a trace.
     """
 
     rounds: int = 0
@@ -67,15 +67,15 @@ class Ledger:
         """Adds time to a phase.
 
         Args:
-            phase: phase to charge.
-            seconds: duration in seconds.
-            overlapped: whether the time overlaps the computation.
+            phase: Phase that the time is attributed to.
+            seconds: Duration in seconds.
+            overlapped: Whether the time overlaps the computation.
         """
         with self._lock:
             (self.overlapped if overlapped else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
-        """Counts one round, ``exchange``."""
+        """Counts the messages of one round, ``exchange``."""
         # Receives are announced with their size, so they count before they arrive.
         received = sum([receive.size * receive.dtype.itemsize for receive in exchange.receives])
         messages = words = sent = 0
@@ -87,12 +87,12 @@ class Ledger:
         self._count(1, messages, words, sent, received)
 
     def count_collective(self, rounds: int, elements: int, itemsize: int) -> None:
-        """Counts a collective of the backend at its ideal cost, because its real messages are unknown.
+        """Counts a collective of the backend; its cost is computed, because its real messages are unknown.
 
         Args:
-            rounds: number of exchanges, with one message each.
-            elements: number of entries sent, and of entries received.
-            itemsize: bytes per entry.
+            rounds: Number of exchanges, with one message each.
+            elements: Number of entries sent, and of entries received.
+            itemsize: Number of bytes per entry.
         """
         self._count(rounds, rounds, elements, elements * itemsize, elements * itemsize)
 
@@ -105,7 +105,7 @@ class Ledger:
             self.bytes_received += received
 
     def state_dict(self) -> dict[str, Any]:
-        """All counts as plain numbers."""
+        """Returns all counts and times as plain numbers."""
         return {
             "rounds": self.rounds,
             "messages": self.messages,
@@ -125,11 +125,11 @@ class Ledger:
 
 
 def ring_cost(request: Collective, workers: int) -> tuple[int, int]:
-    """Cost of a backend collective, counted as a ring all-reduce regardless of the algorithm that the backend uses.
+    """Returns the cost of a backend collective as part of a ring all-reduce, whatever algorithm the backend uses.
 
     Args:
-        request: the collective to count.
-        workers: number of workers, P.
+        request: Collective whose cost is computed.
+        workers: Number of workers, P.
 
     Returns:
         Number of rounds, and number of elements that each worker sends.
@@ -139,12 +139,12 @@ def ring_cost(request: Collective, workers: int) -> tuple[int, int]:
 
 
 class Stopwatch:
-    """Splits the time of one worker between phases.
+    """Measures the time of one worker, and attributes it to phases.
 
     Args:
-        ledger: ledger that receives the seconds.
-        overlapped: whether the time overlaps the computation.
-        timer: function that returns the current time in seconds.
+        ledger: Ledger that records the seconds.
+        overlapped: Whether the time overlaps the computation.
+        timer: Function that returns the current time in seconds.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class Stopwatch:
         self._range: AbstractContextManager[Any] | None = None
 
     def switch(self, phase: Phase | None) -> float:
-        """Ends the current phase and starts ``phase``, or none.
+        """Ends the current phase, and starts ``phase`` unless it is ``None``.
 
         Returns:
             Duration of the ended phase since the last switch, in seconds.
@@ -187,12 +187,12 @@ class _Open(NamedTuple):
 
 
 class PhaseStack:
-    """Nested phases: each second counts for the innermost one.
+    """Measures nested phases; each second is attributed to the innermost one.
 
     Args:
-        charge: called with a phase, its local ranks, and its duration in seconds.
-        timer: function that returns the current time in seconds.
-        ledger: ledger that says whether phases are ranges in a trace; ``None`` for no ranges.
+        charge: Callback that receives a phase, its local ranks, and its duration in seconds.
+        timer: Function that returns the current time in seconds.
+        ledger: Ledger whose ``traced`` decides whether phases appear in traces; ``None`` for never.
     """
 
     def __init__(
@@ -207,7 +207,7 @@ class PhaseStack:
 
     @contextmanager
     def timed(self, phase: Phase, local: Sequence[int]) -> Iterator[None]:
-        """Charges the time spent in the ``with`` block to a phase of some local ranks."""
+        """Attributes the time spent in the ``with`` block to a phase of some local ranks."""
         self.settle()  # the outer phase up to here
         self._open.append(_Open(phase, local))
         named = _entered(phase) if self._ledger and self._ledger.traced else None
@@ -220,7 +220,7 @@ class PhaseStack:
             self._open.pop()
 
     def settle(self) -> None:
-        """Charges the time since the last charge to the innermost phase."""
+        """Attributes the time since the last measurement to the innermost phase."""
         now = self._timer()
         if self._open:
             self._charge(*self._open[-1], now - self._since)
@@ -240,7 +240,7 @@ def message_logging() -> ProgramWrapper:
     """Returns the wrapper that a new cluster applies to its programs: the identity, or one that logs all messages.
 
     Raises:
-        ConfigError: if ``SPARDL_DEBUG`` is neither 0 nor 1.
+        ConfigError: If ``SPARDL_DEBUG`` is neither 0 nor 1.
     """
     # Checked once per cluster, so that programs run unwrapped, at no cost, unless messages are logged.
     wanted = os.environ.get(VARIABLE) or "0"

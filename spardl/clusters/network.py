@@ -31,11 +31,11 @@ class Network:
     """Identical full-duplex links between all workers.
 
     Args:
-        alpha: latency of a message in seconds.
-        gbit: bandwidth of a link in Gbit/s.
+        alpha: Latency of a message in seconds.
+        gbit: Bandwidth of a link in Gbit/s.
 
     Raises:
-        ConfigError: if the latency is negative, or the bandwidth is not positive.
+        ConfigError: If the latency is negative, or the bandwidth is not positive.
 
     Example:
         >>> network = spardl.clusters.Network(alpha=50e-6, gbit=1)
@@ -73,21 +73,21 @@ measures a real network."""
 
 
 def parse_network(value: str | Mapping[str, float], key: str = "cluster.network") -> Network:
-    """Parses a preset name, a bandwidth such as ``1gbit``, a file path, or ``{alpha: seconds, gbit: Gbit/s}``.
+    """Makes a network from a preset name, a bandwidth (``1gbit``), a file, or ``{alpha: seconds, gbit: Gbit/s}``.
 
-    A file is JSON or YAML with the same two keys, and optionally ``measured``, a remark for readers; ``network_text``
-    creates its content. A preset or a bandwidth takes precedence over a file of the same name. A bandwidth implies a
-    latency of 50 us.
+    A file is JSON or YAML with the two keys ``alpha`` and ``gbit``, and optionally ``measured``, a comment;
+    ``network_text`` creates its content. A preset or a bandwidth takes precedence over a file of the same name. A
+    bandwidth implies a latency of 50 us.
 
     Args:
-        value: value from the configuration or the command line.
-        key: name of the option, for error messages.
+        value: Description of the network, from the configuration or the command line.
+        key: Name of the option, for error messages.
 
     Returns:
         The network.
 
     Raises:
-        ConfigError: if the name, the file or a key is unknown, or a value is out of range.
+        ConfigError: If the name, the file or a key is unknown, or a value is out of range.
 
     Example:
         >>> from spardl.clusters import parse_network
@@ -105,7 +105,7 @@ def parse_bandwidth(text: str) -> Network | None:
     """Parses a bandwidth such as ``1gbit``, ``2.5 Gbit/s`` or ``100mbit``.
 
     Args:
-        text: a positive number and a unit: kbit, mbit or gbit, with or without ``/s``.
+        text: Positive number and unit: kbit, mbit or gbit, with or without ``/s``.
 
     Returns:
         A network with a latency of 50 us, or ``None`` if the text is not a bandwidth.
@@ -115,11 +115,11 @@ def parse_bandwidth(text: str) -> Network | None:
 
 
 def network_text(network: Network, measured: Mapping[str, str | float]) -> str:
-    """Content of a file that ``parse_network`` reads.
+    """Returns the content of a network file that ``parse_network`` reads.
 
     Args:
-        network: measured network, written with five significant digits.
-        measured: when, where and how it was measured, one line each.
+        network: Measured network, written with five significant digits.
+        measured: When, where and how the network was measured, by name; one line each.
     """
     # JSON is also YAML, and writing it needs no dependency.
     numbers = {name: float(f"{number:.5g}") for name, number in (("alpha", network.alpha), ("gbit", network.gbit))}

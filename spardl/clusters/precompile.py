@@ -52,14 +52,14 @@ _IN_PROCESS = threading.RLock()
 
 
 def precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
-    """Compiles the kernels for a dtype by synchronizing small vectors on simulated workers.
+    """Compiles the kernels for a dtype: runs several methods on small vectors, with simulated workers.
 
     Takes about a second, and longer the first time on a machine; later processes load compiled functions from numba's
     cache. One process per machine compiles while the others wait for it, as for :func:`prepare`.
 
     Args:
-        dtype: dtype of the gradients.
-        methods: further methods whose kernels are compiled.
+        dtype: Dtype of the gradients to compile for.
+        methods: Further methods whose kernels are compiled.
     """
     with _compiling_once():
         _precompile(dtype, methods)
@@ -75,7 +75,7 @@ def _precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
 
 
 def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, logs: bool = True) -> None:
-    """Compiles the kernels of a method before training, where the first step would make all other workers wait.
+    """Compiles the kernels of a method before training, so that no worker compiles in the first step.
 
     Logs progress to the logger ``spardl`` if it takes more than a second, as it does the first time on a machine; later
     processes load the kernels from numba's cache. One process per machine compiles, and the others wait for it for at
@@ -83,13 +83,13 @@ def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, logs
     compiled here, but on first use.
 
     Args:
-        method: method used for training.
-        workers: number of workers.
-        parts: tensors with the dtypes and devices of the gradients, of any shape.
-        logs: whether this process logs progress.
+        method: Method used for training.
+        workers: Number of workers.
+        parts: Tensors with the dtypes and devices of the gradients, of any shape.
+        logs: Whether this process logs progress.
 
     Raises:
-        ConfigError: if the method does not support this number of workers.
+        ConfigError: If the method does not support this number of workers.
     """
     method.communicator.check_workers(workers)
     # A part of another package may have side effects, so it is never run before training.
@@ -148,7 +148,7 @@ class _MachineLock:
     numba's cache. The kernel releases the lock of a process however it ends.
 
     Args:
-        logs: whether to log that this process waits; the process that compiles always logs progress.
+        logs: Whether to log that this process waits; the process that compiles always logs progress.
     """
 
     def __init__(self, logs: bool) -> None:
@@ -228,7 +228,7 @@ def _run(method: Method, workers: int, dtype: torch.dtype) -> None:
 
 
 def _representative(method: Method, workers: int) -> int:
-    """Largest supported number of workers up to a cap; it calls the same kernels as ``workers`` with less work."""
+    """Returns a small number of workers that the method supports; it needs the same kernels as ``workers``."""
     communicator = method.communicator
     # Some communicators need a power of two, so the cap itself may be invalid.
     return next((fewer for fewer in range(min(workers, _ENOUGH), 1, -1) if communicator.runs_on(fewer)), workers)

@@ -1,7 +1,8 @@
 """A cluster with one process per worker, on top of torch.distributed.
 
-Programs run in the main thread or, overlapped with the computation, in communication threads. Each communication thread
-has its own process group, because torch.distributed requires the same order of operations in a group on all ranks.
+Programs (sequences of messages of one worker) run in the main thread or, overlapped with the computation, in
+communication threads. Each communication thread has its own process group, because torch.distributed requires the same
+order of operations in a group on all ranks.
 """
 
 from __future__ import annotations
@@ -72,13 +73,13 @@ _PATIENCE = 5.0
 
 
 class Background:
-    """Runs jobs in sequence in a thread. After a failed job, all later jobs fail with the same error.
+    """A thread that runs jobs (functions) one after the other. After a failed job, later jobs raise the same error.
 
     On a GPU, jobs run on a separate CUDA stream: a job starts after the work that the caller's stream held at
     ``submit``, and the caller's stream waits for the job's work at ``result``.
 
     Args:
-        device: device of the jobs' tensors.
+        device: Device of the jobs' tensors.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -115,7 +116,7 @@ class Background:
         self._thread.join(_PATIENCE)
 
     def leave(self) -> None:
-        """Asks the thread to end after its jobs. Does not block, so that it is safe to call from a finalizer."""
+        """Requests the thread to end after its jobs. Does not block, so that a finalizer may call it."""
         atexit.unregister(self.close)
         self._jobs.put(None)
 
@@ -171,12 +172,12 @@ _OVERSLEPT = 200e-6
 
 @contextmanager
 def lasting(network: Network, rounds: int, nbytes: int) -> Iterator[None]:
-    """Extends the ``with`` block to at least ``alpha * rounds + beta * nbytes`` seconds.
+    """Makes the ``with`` block last at least ``alpha * rounds + beta * nbytes`` seconds, to emulate a network.
 
     Args:
-        network: network to emulate.
-        rounds: number of messages that start one after the other.
-        nbytes: the larger of the bytes that a worker sends and receives, because links are full duplex.
+        network: Network to emulate.
+        rounds: Number of messages that are sent one after the other.
+        nbytes: Number of bytes that a worker sends or receives, whichever is larger, because links are full duplex.
     """
     due = time.perf_counter() + network.alpha * rounds + network.beta * nbytes
     yield
@@ -184,7 +185,7 @@ def lasting(network: Network, rounds: int, nbytes: int) -> Iterator[None]:
 
 
 def traffic(exchange: Exchange) -> int:
-    """The larger of the bytes that a worker sends and receives in an exchange."""
+    """Returns the number of bytes that a worker sends or receives in an exchange, whichever is larger."""
     sent = sum(send.payload.nbytes for send in exchange.sends)
     return max(sent, sum(receive.size * receive.dtype.itemsize for receive in exchange.receives))
 
@@ -206,12 +207,12 @@ _ALL_GATHER = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class Channel:
-    """The messages of one thread of one worker.
+    """Sends and receives the messages of one thread of one worker.
 
     Args:
-        group: process group of the workers. Its timeout bounds every wait; no other thread may use it.
-        device: device of the messages.
-        throttle: network to emulate; operations that would take longer there are delayed.
+        group: Process group of the workers. Its timeout bounds every wait; no other thread may use it.
+        device: Device of the messages.
+        throttle: Slower network to emulate: operations last at least as long as on it; ``None`` for no delay.
     """
 
     def __init__(self, group: Any, device: torch.device, throttle: Network | None = None) -> None:
@@ -223,17 +224,17 @@ class Channel:
         self._by_host = by_host(group, device)
 
     def communicate(self, request: Exchange | Collective, ledger: Ledger) -> list[Tensor]:
-        """Performs the request of a program and counts it.
+        """Performs an exchange or collective that a program requests, and counts its messages.
 
         Args:
-            request: exchange or collective to perform.
-            ledger: ledger that counts it.
+            request: Exchange or collective to perform.
+            ledger: Ledger that counts the messages.
 
         Returns:
-            Received tensors, in the announced shapes.
+            Received tensors, with the shapes that the request states.
 
         Raises:
-            PeerError: if the connection to another worker is lost, or a worker does not answer in time.
+            PeerError: If the connection to another worker is lost, or a worker does not answer in time.
         """
         if isinstance(request, Exchange):
             ledger.count_exchange(request)
@@ -257,7 +258,7 @@ class Channel:
         """Waits for all workers.
 
         Raises:
-            PeerError: if the connection to another worker is lost, or a worker does not answer in time.
+            PeerError: If the connection to another worker is lost, or a worker does not answer in time.
         """
         # A rank that destroys the group early breaks connections that other ranks are still opening.
         with self._contact("a barrier"):
@@ -322,11 +323,11 @@ def contact(rank: int, what: str) -> Iterator[None]:
     """Translates errors of the backend inside the ``with`` block into ``PeerError``.
 
     Args:
-        rank: rank that waits.
-        what: the operation, for the message.
+        rank: Rank that waits.
+        what: Operation, for the error message.
 
     Raises:
-        PeerError: instead of the error of the backend.
+        PeerError: Instead of the error of the backend.
     """
     try:
         yield
@@ -335,7 +336,7 @@ def contact(rank: int, what: str) -> Iterator[None]:
 
 
 def by_host(group: Any, device: torch.device) -> bool:
-    """Whether messages on ``device`` are copied through host memory, because the backend of ``group`` cannot send them.
+    """Returns whether messages on ``device`` must be copied to the host, because the backend cannot send them.
 
     gloo would pass the GPU address to the kernel's sockets, which reject it.
     """
@@ -343,7 +344,7 @@ def by_host(group: Any, device: torch.device) -> bool:
 
 
 def over_gloo(group: Any, device: torch.device) -> bool:
-    """Whether gloo sends messages on ``device``; a group may have a backend per device ("cpu:gloo,cuda:nccl")."""
+    """Returns whether gloo sends messages on ``device``; backends may differ per device ("cpu:gloo,cuda:nccl")."""
     return f"{device.type}:gloo" in dist.get_backend_config(group)
 
 
@@ -353,7 +354,7 @@ def _host_copy(tensor: Tensor) -> Tensor:
 
 
 def reason_of(error: RuntimeError) -> str:
-    """The error of gloo without its source location and its trailing advice."""
+    """Returns the text of a gloo error without its source location and its trailing advice."""
     first = str(error).splitlines()[0]
     return re.sub(r"^\[\S+:\d+\] ", "", first).split(" This is typically caused")[0].rstrip(".")
 
@@ -404,13 +405,13 @@ _COLLECTIVES: Mapping[type[Collective], Callable[[Tensor, dist.ProcessGroup, int
 
 
 class ProgramRunner(Generic[T]):
-    """Runs the program of one worker.
+    """Runs the program of one worker: performs its requests, and resumes it with the results.
 
     Args:
-        program: program to run.
-        channel: channel for its messages.
-        ledger: ledger that receives its costs.
-        overlapped: whether it overlaps the computation.
+        program: Program to run.
+        channel: Channel that sends and receives its messages.
+        ledger: Ledger that records its messages and times.
+        overlapped: Whether the program overlaps the computation.
     """
 
     def __init__(self, program: Program[T], channel: Channel, ledger: Ledger, *, overlapped: bool = False) -> None:
@@ -420,13 +421,13 @@ class ProgramRunner(Generic[T]):
         self._result: T | None = None
 
     def run_to_end(self) -> T:
-        """Runs the rest of the program, across any boundary."""
+        """Runs the program to its end, without a pause at its boundary; returns its result."""
         while self.run_to_boundary() is not None:
             pass
         return cast("T", self._result)
 
     def run_to_boundary(self) -> Boundary | None:
-        """Runs up to the next boundary; returns ``None`` if the program ends first."""
+        """Runs the program up to its next boundary and returns that; returns ``None`` if the program ends first."""
         watch = Stopwatch(self._ledger, overlapped=self._overlapped)
         watch.switch(self._phase)
         try:
@@ -462,21 +463,21 @@ _POLL, _LINGER = 0.05, 1.0
 
 
 class ProcessGroupCluster(Cluster):
-    """Runs one program over a process group, and further programs in threads with separate groups.
+    """Cluster of the workers of a process group; overlapped programs run in threads with separate groups.
 
     Args:
-        group: process group of the workers; ``None`` for the default group, which must be initialized. Its timeout
+        group: Process group of the workers; ``None`` for the default group, which must be initialized. Its timeout
             bounds every wait.
-        device: device of the messages; NCCL needs the GPU of the worker.
-        timeout: timeout of every wait of the communication threads, in seconds.
-        throttle: slower network to emulate: in each thread, a round lasts at least as long as it would take there. This
+        device: Device of the messages; NCCL needs the GPU of the worker.
+        timeout: Timeout of every wait of the communication threads, in seconds.
+        throttle: Slower network to emulate: in each thread, a round lasts at least as long as it would take there. This
             is a lower bound per worker and thread; congestion is not emulated.
-        streams: number of communication threads, each with its own group. Synchronizations use them in rotation, so
-            that one can select or merge while the messages of another are in flight. More than one helps where a round
-            trip takes milliseconds and a schedule has several groups.
+        streams: Number of communication threads, each with its own process group. Synchronizations use them in
+            rotation, so that one can select or merge while the messages of another are in flight. More than one helps
+            if a round trip takes milliseconds and a schedule synchronizes several groups of layers.
 
     Raises:
-        ConfigError: if the number of streams is below 1 or does not suit the device, if there is no process group, or
+        ConfigError: If the number of streams is below 1 or does not suit the device, if there is no process group, or
             if this process is not a member of it.
     """
 
@@ -528,11 +529,11 @@ class ProcessGroupCluster(Cluster):
         return [ProgramRunner(program, self._channel, self.ledgers[0]).run_to_end()]
 
     def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs the program of this worker without entering its costs."""
+        """Runs the program of this worker without recording its costs."""
         return [ProgramRunner(programs[0], self._channel, Ledger()).run_to_end()]
 
     def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Runs the program of this worker; returns its wall-clock seconds."""
+        """Runs the program of this worker without recording its costs; returns its wall-clock seconds."""
         began = self.now(0)
         (self.run if self.counts_calibration else self.run_uncounted)(programs)
         return [self.now(0) - began]
@@ -543,15 +544,15 @@ class ProcessGroupCluster(Cluster):
         The first calls open the threads and their groups, so all workers must make them at the same time.
 
         Args:
-            programs: the program of this worker.
-            pauses: whether the program pauses at its first ``Boundary`` until it is resumed.
-            counted: whether the program is part of training and entered in the ledger.
+            programs: List with the program of this worker.
+            pauses: Whether the program pauses at its first ``Boundary`` until it is resumed.
+            counted: Whether the ledger counts the program as part of training.
 
         Returns:
-            A handle that releases the program and waits for it.
+            The asynchronous work, which releases the program and waits for it.
 
         Raises:
-            PeerError: if a stream cannot be opened, because a worker has ended or does not answer in time.
+            PeerError: If a stream cannot be opened, because a worker has ended or does not answer in time.
         """
         if len(self._side_groups) < self._streams:
             self._side_groups.append(self._open())
@@ -566,7 +567,7 @@ class ProcessGroupCluster(Cluster):
         """Checks that the process group still exists.
 
         Raises:
-            ConfigError: if it was destroyed.
+            ConfigError: If the process group was destroyed.
         """
         try:
             alive = dist.is_initialized() and dist.get_rank(self._group) >= 0
@@ -579,10 +580,10 @@ class ProcessGroupCluster(Cluster):
             )
 
     def open(self) -> None:
-        """Opens all streams now instead of on first use; all workers must call this at the same time.
+        """Opens all communication threads now instead of on first use; all workers must call this at the same time.
 
         Raises:
-            PeerError: if a worker has ended or does not answer in time.
+            PeerError: If a worker has ended or does not answer in time.
         """
         while len(self._side_groups) < self._streams:
             self._side_groups.append(self._open())
@@ -602,7 +603,7 @@ class ProcessGroupCluster(Cluster):
         """Waits until all workers open a stream; ``new_group`` alone would wait for a dead worker until the timeout.
 
         Raises:
-            RuntimeError: if a worker has ended or does not answer in time; names it if the store can be read.
+            RuntimeError: If a worker has ended or does not answer in time; names it if the store can be read.
         """
         # Each worker counts its calls in the store of the group, which shows the missing workers. gloo also reports a
         # closed connection at once: to rank 0, and to the other ranks when rank 0 has ended.
@@ -634,27 +635,27 @@ class ProcessGroupCluster(Cluster):
             time.sleep(_POLL)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Enters wall-clock seconds."""
+        """Records the wall-clock time of the ``with`` block for ``phase``."""
         return self._stack.timed(phase, local)
 
     def expect(self, layers: Sequence[int]) -> None:
-        """Accepts any model."""
+        """Does nothing: processes can train any model."""
 
     def computing(self, local: int) -> AbstractContextManager[None]:
-        """Enters wall-clock seconds."""
+        """Records the wall-clock time of the ``with`` block as computation."""
         return self.timed(Phase.COMPUTE, [local])
 
     def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
         """Does nothing: wall clocks advance on their own."""
 
     def now(self, local: int) -> float:
-        """Wall-clock seconds since this object was created."""
+        """Returns the wall-clock seconds since this object was created, after waiting for queued GPU work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
         return self.seconds()
 
     def seconds(self) -> float:
-        """Wall-clock seconds since this object was created."""
+        """Returns the wall-clock seconds since this object was created."""
         return time.perf_counter() - self._started
 
     def release(self) -> None:
@@ -666,7 +667,7 @@ class ProcessGroupCluster(Cluster):
                 dist.destroy_process_group(side.group)
 
     def close(self) -> None:
-        """Ends the communication threads and destroys their groups, and the main group if it is the default one."""
+        """Ends the communication threads, and destroys their groups and the default process group, if used."""
         self.release()
         if self._group is dist.group.WORLD:
             dist.destroy_process_group()
@@ -677,10 +678,10 @@ def _missing_prefix(ranks: Sequence[int]) -> str:
 
 
 def check_streams(streams: int, device: torch.device, throttle: Network | None) -> None:
-    """Checks the number of streams.
+    """Checks the number of communication threads.
 
     Raises:
-        ConfigError: if it is below 1, or above 1 on a GPU or with a throttle.
+        ConfigError: If it is below 1, or above 1 on a GPU or with a throttle.
     """
     check_integer("cluster.streams", streams, least=1)
     if streams > 1 and device.type == "cuda":
@@ -718,7 +719,7 @@ def _end_unreleased(side_groups: Sequence[_SideGroup]) -> None:
 
 
 class ProcessWork(Work[T]):
-    """A program in a communication thread."""
+    """Asynchronous work: the program of this worker in a communication thread."""
 
     def __init__(self, runner: ProgramRunner[T], thread: Background, stack: PhaseStack, pauses: bool) -> None:
         self._runner, self._thread, self._stack, self._pauses = runner, thread, stack, pauses
@@ -726,14 +727,14 @@ class ProcessWork(Work[T]):
         self._ended: Future[Any] | None = None
 
     def release(self, local: int) -> None:
-        """Queues the program."""
+        """Starts the program as soon as the communication thread is free."""
         if self._pauses:
             self._paused = self._thread.submit(self._runner.run_to_boundary)
         else:
             self._ended = self._thread.submit(self._runner.run_to_end)
 
     def boundary(self, local: int) -> Boundary:
-        """Waits for the program to pause."""
+        """Waits until the program pauses, and returns its boundary."""
         with self._stack.timed(Phase.WAIT, [local]):
             assert self._paused is not None
             reached = self._thread.result(self._paused)
@@ -741,11 +742,11 @@ class ProcessWork(Work[T]):
             return reached
 
     def resume(self) -> None:
-        """Queues the rest of the program."""
+        """Continues the paused program as soon as the communication thread is free."""
         self._ended = self._thread.submit(self._runner.run_to_end)
 
     def wait(self, local: int) -> T:
-        """Waits for the program to end."""
+        """Waits until the program ends, and returns its result."""
         with self._stack.timed(Phase.WAIT, [local]):
             assert self._ended is not None
             result: T = self._thread.result(self._ended)

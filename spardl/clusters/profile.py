@@ -34,16 +34,16 @@ __all__ = ["LayerTimes", "Profile", "StepCosts", "break_even_gbit", "gather_cost
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Costs of one step, averaged over steps and workers.
+    """Measured costs of one training step, averaged over steps and workers.
 
     Attributes:
-        seconds: seconds by phase.
-        overlapped: seconds of overlapped synchronizations, by phase.
-        rounds: number of exchanges of the worker with the most.
-        words: words sent per worker; an index or a value is one word.
-        bytes_sent: bytes sent per worker.
-        dense_bytes: bytes that a ring all-reduce of the same gradient sends per worker.
-        peak_memory: largest resident memory of any process, in bytes.
+        seconds: Time by phase, in seconds.
+        overlapped: Time of synchronizations that overlap the computation, by phase, in seconds.
+        rounds: Number of exchanges, of the worker with the most exchanges.
+        words: Number of words sent per worker; an index or a value is one word.
+        bytes_sent: Number of bytes sent per worker.
+        dense_bytes: Number of bytes that a ring all-reduce of the same gradient sends per worker.
+        peak_memory: Largest resident memory of any process, in bytes.
     """
 
     seconds: dict[str, float]
@@ -56,18 +56,18 @@ class StepCosts:
 
     @property
     def overhead(self) -> float:
-        """Seconds spent on compression: selection, packing and merging."""
+        """Time of compression in seconds: selection, packing and merging."""
         local = (Phase.SELECT.value, Phase.PACK.value, Phase.MERGE.value)
         return sum(self.seconds[phase] + self.overlapped[phase] for phase in local)
 
 
 def gather_costs(cluster: Cluster, steps: int, gradient: Tensor) -> StepCosts:
-    """Averages the ledgers of all workers; all costs are 0 without any step.
+    """Averages the costs in the ledgers of all workers; without any step, all costs are 0.
 
     Args:
-        cluster: the workers that take part.
-        steps: number of steps that the ledgers cover.
-        gradient: gradient of the whole model, shape (n,).
+        cluster: Cluster that connects the workers.
+        steps: Number of steps that the ledgers cover.
+        gradient: Gradient of the whole model, shape (n,).
     """
     # Without any step the ledgers are empty; dividing by 1 gives zeros.
     steps = max(1, steps)
@@ -99,10 +99,11 @@ def _row(ledger: Ledger, device: torch.device) -> Tensor:
 
 
 def break_even_gbit(costs: StepCosts) -> float | None:
-    """Bandwidth below which a compressed synchronization is faster than the dense all-reduce.
+    """Computes the bandwidth below which a compressed synchronization is faster than the dense all-reduce.
 
-    Compression costs the seconds of selection, packing and merging, and saves bytes. Both are equal at (bytes saved) /
-    (seconds spent). The time that a dense all-reduce needs for its additions is ignored, which favours it.
+    Compression spends time on selection, packing and merging, and saves bytes. Gain and loss are equal at a bandwidth
+    of (bytes saved) / (seconds spent). The time that a dense all-reduce needs for its additions is ignored, which
+    favours it.
 
     Returns:
         Gbit/s per worker, or ``None`` if compression saves no bytes.
@@ -120,14 +121,14 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class LayerTimes:
-    """Times of one layer.
+    """Computation times and size of one layer.
 
     Attributes:
-        name: path of the module.
-        entries: number of entries of all its tensors.
-        needed: seconds from the start of the forward pass to the first use of its parameters.
-        ready: seconds from the start of the backward pass until all its gradients are complete.
-        shapes: shapes of its tensors, in order; empty if unknown.
+        name: Path of the module.
+        entries: Number of entries of all its tensors.
+        needed: Time from the start of the forward pass to the first use of its parameters, in seconds.
+        ready: Time from the start of the backward pass until all its gradients are complete, in seconds.
+        shapes: Shapes of its tensors, in order; empty if unknown.
     """
 
     name: str
@@ -139,19 +140,19 @@ class LayerTimes:
 
 @dataclass(frozen=True)
 class Profile:
-    """Layer times of one model on one device.
+    """Measured computation times of the layers of one model on one device.
 
     Attributes:
-        model: name of the model.
-        device: name of the device.
-        batch: number of examples per pass.
-        layers: layers in the order of registration.
-        forward: seconds of the forward pass, including the loss.
-        backward: seconds of the backward pass.
-        update: seconds that the optimizer needs per entry.
+        model: Name of the model.
+        device: Name of the device.
+        batch: Number of examples per pass.
+        layers: Layers in the order of registration.
+        forward: Duration of the forward pass in seconds, including the loss.
+        backward: Duration of the backward pass in seconds.
+        update: Time that the optimizer needs per entry, in seconds.
 
     Raises:
-        ConfigError: if there are no layers, or a value is out of range.
+        ConfigError: If there are no layers, or a value is out of range.
     """
 
     model: str
@@ -183,37 +184,38 @@ class Profile:
 
     @cached_property
     def entries(self) -> tuple[int, ...]:
-        """Number of entries of each layer."""
+        """Returns the number of entries of each layer."""
         return tuple(layer.entries for layer in self.layers)
 
     @cached_property
     def ready(self) -> tuple[float, ...]:
-        """Seconds from the start of the backward pass until the gradients of each layer are complete."""
+        """Returns the seconds from the start of the backward pass until the gradients of each layer are complete."""
         return tuple(layer.ready for layer in self.layers)
 
     @cached_property
     def layout(self) -> Layout | None:
-        """Layout of the model's tensors; ``None`` if any shape is unknown."""
+        """Returns the layout (shapes and positions) of the tensors; ``None`` if any shape is unknown."""
         if not all(layer.shapes or not layer.entries for layer in self.layers):
             return None
         return Layout.of(shape for layer in self.layers for shape in layer.shapes)
 
     @property
     def compute(self) -> float:
-        """Seconds of the forward and backward pass together."""
+        """Duration of forward and backward pass together, in seconds."""
         return self.forward + self.backward
 
     def scaled(self, seconds: float) -> Profile:
-        """Profile of the same model on a faster or slower device.
+        """Returns the profile of the same model on a faster or slower device.
 
         Args:
-            seconds: seconds of the forward and backward pass together; all other times scale by the same factor.
+            seconds: Duration of forward and backward pass together, in seconds; all times are scaled by the same
+                factor.
 
         Returns:
             A new profile.
 
         Raises:
-            ConfigError: if the seconds are negative, or the passes of this profile take no time.
+            ConfigError: If the seconds are negative, or the passes of this profile take no time.
         """
         _demand_seconds("seconds", seconds, math.inf)
         if not self.compute:
@@ -231,10 +233,10 @@ class Profile:
         return Profile(self.model, self.device, self.batch, layers, *times)
 
     def write(self, path: Path) -> None:
-        """Writes JSON to ``path``, one line per layer, with times of 6 significant digits.
+        """Writes the profile to ``path`` as JSON, one line per layer, with times of 6 significant digits.
 
         Raises:
-            OSError: if the file cannot be written.
+            OSError: If the file cannot be written.
         """
         plain = _rounded(asdict(self))
         # Unknown shapes are omitted, as in older files.
@@ -248,7 +250,7 @@ class Profile:
         """Reads a profile from ``path``, as written by ``write``.
 
         Raises:
-            ConfigError: if the file is missing or is not a profile; the message names the field.
+            ConfigError: If the file is missing or is not a profile; the message names the field.
         """
         try:
             plain = read_json(path)

@@ -1,6 +1,6 @@
-"""P workers in one process, on a virtual network with virtual clocks.
+"""The simulated cluster: P workers in one process, on a virtual network with virtual clocks.
 
-The programs are exactly those of a real cluster; here they run in turn.
+It runs the same communication programs as a real cluster, one at a time.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class VirtualRun:
     """Runs one synchronization, or half of one: the program with the earliest virtual clock runs next.
 
     Args:
-        programs: one program per worker.
-        network: network that determines the cost of messages.
-        ledgers: one ledger per worker.
-        clocks: start times of the workers, updated to their end times.
-        count_local: whether the measured time of the programs' local work advances the clocks.
-        begun: whether the programs were run up to a boundary before.
-        pauses: whether the programs stop at their first boundary.
-        overlapped: whether the programs overlap the computation.
-        timer: clock for local work, in seconds.
+        programs: One program per worker.
+        network: Network that determines the duration of messages.
+        ledgers: One ledger per worker.
+        clocks: Start times of the workers, updated to their end times.
+        count_local: Whether the measured time of the programs' local work advances the clocks.
+        begun: Whether the programs have already run up to a boundary.
+        pauses: Whether the programs stop at their first boundary.
+        overlapped: Whether the programs overlap the computation.
+        timer: Function that returns the time in seconds, to measure local work.
     """
 
     def __init__(
@@ -178,7 +178,7 @@ class VirtualRun:
             heapq.heappush(self._heads, (self._start(source), source))
 
     def _start(self, source: int) -> float:
-        """Earliest start of a worker's next message; later messages of others to the same target may delay it."""
+        """Returns the earliest start of a worker's next message; other messages to the same target may delay it."""
         target = self._outbox[source][0].to
         return max(self._clocks[source], self._out_free[source], self._in_free[target])
 
@@ -303,22 +303,22 @@ T = TypeVar("T")
 
 
 class SimulatedCluster(Cluster):
-    """All workers in one process, on a virtual network.
+    """Cluster that simulates all workers in one process, on a virtual network.
 
     Each worker has two virtual clocks: one for its computation and one for its overlapped communication.
 
     Args:
-        workers: number of workers, P.
-        network: network that determines the virtual seconds of messages.
-        device: device of the model and all messages.
-        count_local: whether the measured time of local work (forward and backward pass, selection, ...) advances the
-            virtual clocks; without it they show the network alone.
-        profile: profile whose times replace those of the forward and backward pass; ``None`` to measure them.
-        timer: clock for local work, in seconds. ``time.thread_time`` ignores the load of other programs on a busy
-            machine, but is wrong with several threads or a GPU.
+        workers: Number of workers, P.
+        network: Network that determines the virtual seconds of messages.
+        device: Device of the model and all messages.
+        count_local: Whether the measured time of local work (forward and backward pass, selection, ...) advances the
+            virtual clocks; otherwise the clocks only count the time of messages.
+        profile: Layer times that replace those of the forward and backward pass; ``None`` measures the passes.
+        timer: Function that returns the time in seconds, to measure local work. ``time.thread_time`` ignores the load
+            of other programs on a busy machine, but is wrong with several threads or a GPU.
 
     Raises:
-        ConfigError: if the number of workers is below 1, or an argument has the wrong type.
+        ConfigError: If the number of workers is below 1, or an argument has the wrong type.
 
     Example:
         >>> from spardl.vector.layout import Layout
@@ -364,7 +364,7 @@ class SimulatedCluster(Cluster):
         self._run = partial(VirtualRun, timer=timer)
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs the programs of all workers."""
+        """Runs the programs of all workers, and advances their virtual clocks."""
         wrapped = self._with_logging(programs, self.local_workers)
         return self._run(wrapped, self._network, self.ledgers, self._clocks, self._count_local).run_to_end()
 
@@ -386,11 +386,11 @@ class SimulatedCluster(Cluster):
         return _SimulatedWork(self, self._with_logging(programs, self.local_workers), pauses)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Enters measured seconds for each of the ranks and advances their virtual clocks."""
+        """Records the measured time of the ``with`` block for each of the ranks, and advances their virtual clocks."""
         return self._stack.timed(phase, local)
 
     def expect(self, layers: Sequence[int]) -> None:
-        """Checks that the profile, if any, matches this model."""
+        """Checks that the profile, if any, has the given numbers of entries per layer."""
         if self._profile is not None and tuple(layers) != self._profile.entries:
             raise ConfigError(
                 f"cluster.profile describes a model with {len(self._profile.entries)} layers and "
@@ -400,7 +400,7 @@ class SimulatedCluster(Cluster):
 
     @contextmanager
     def computing(self, local: int) -> Iterator[None]:
-        """Enters measured seconds, or those of the profile."""
+        """Records the measured time of the ``with`` block, or that of the profile, as computation."""
         with self.timed(Phase.COMPUTE, [local]):
             yield
         if self._profile is not None:
@@ -408,7 +408,7 @@ class SimulatedCluster(Cluster):
             self._passed[local] = 0.0
 
     def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
-        """Advances the clock to the time at which the profile reaches these layers."""
+        """Advances the virtual clock to the time at which the pass reaches these layers in the profile."""
         if self._profile is None:
             return
         times = [self._profile.layers[layer] for layer in layers]
@@ -432,27 +432,27 @@ class SimulatedCluster(Cluster):
             self._clocks[rank] += seconds if self._count_local else 0.0
 
     def seconds(self) -> float:
-        """Virtual seconds of the slowest worker."""
+        """Returns the virtual seconds of the slowest worker."""
         return max(self._clocks)
 
     def close(self) -> None:
         """Does nothing: a simulation holds no resources."""
 
     def now(self, local: int) -> float:
-        """Virtual seconds of the worker ``local``."""
+        """Returns the virtual time of the worker ``local`` in seconds."""
         self._stack.settle()  # the running phase has not advanced the clock yet
         return self._clocks[local]
 
     def append(self, job: _Job) -> None:
-        """Appends ``job`` to the communication streams of all workers."""
+        """Appends ``job`` (one program per worker) to the communication streams of all workers."""
         self._jobs.append(job)
 
     def arrive(self, local: int, job: _Job) -> Any:
-        """Blocks the computation of a worker until its part of a job has ended.
+        """Advances a worker's computation clock to the end of its program in a job, and returns the result.
 
         Args:
-            local: position of the rank in ``local_ranks``.
-            job: a job passed to ``append`` before.
+            local: Position of the rank in ``local_ranks``.
+            job: Job that was passed to ``append``.
 
         Returns:
             The result of the worker's program.
@@ -482,11 +482,11 @@ class SimulatedCluster(Cluster):
 
 
 class _Job:
-    """The programs of all workers, as a whole or on one side of their boundary.
+    """The programs of all workers: as a whole, or the half before or after their boundary.
 
     Attributes:
-        ends: time at which each worker's program ends, on the clocks of communication.
-        results: result of each worker; ``None`` until the job has run.
+        ends: Time at which each worker's program ends, in seconds on its communication clock.
+        results: Result of each worker; ``None`` until the job has run.
     """
 
     def __init__(self, programs: Sequence[Program[Any]], *, begun: bool = False, pauses: bool = False) -> None:

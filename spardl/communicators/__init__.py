@@ -1,4 +1,4 @@
-"""Communicators: algorithms that sum compressed gradients over all workers, one per module."""
+"""Communicators: algorithms that sum the compressed gradients of all workers, one per module."""
 
 from spardl.communicators.allgather import AllGather
 from spardl.communicators.allgather_codes import AllGatherCodes

@@ -32,7 +32,7 @@ class AllGather(Communicator[SparseCompressor, State]):
     sends_whole = True
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Cost, exact if the number of entries is known in advance."""
+        """Returns the cost: exact if the number of entries is known in advance, otherwise bounds."""
         others, rounds = context.worker.size - 1, log2_ceil(context.worker.size)
         capacity = compressor.capacity(context)
         if capacity is None:

@@ -1,4 +1,4 @@
-"""All-gather of codes: every worker gathers the messages of all workers, decodes them, and sums the results.
+"""All-gather of encoded vectors: every worker gathers the messages of all workers, decodes them, and sums the results.
 
 Source: the synchronization of QSGD (Alistarh et al., NeurIPS 2017), with the all-gather of Bruck et al., IEEE TPDS
 1997. ceil(log2 P) rounds and w(P-1) words per worker, for messages of w words of 32 bits. Every worker decodes P n
@@ -22,20 +22,20 @@ __all__ = ["AllGatherCodes"]
 
 @dataclass(frozen=True)
 class AllGatherCodes(Communicator[CodeCompressor, State]):
-    """Sums coded vectors with one all-gather."""
+    """Sums encoded (for example quantized) vectors with one all-gather."""
 
     name = "allgather_codes"
     sums = frozenset({Output.CODES})
 
     def cost(self, context: Context, compressor: CodeCompressor) -> Cost:
-        """Cost of P - 1 messages per worker."""
+        """Returns the cost of P - 1 messages per worker."""
         others = context.worker.size - 1
         return Cost(
             Bounds.exactly(log2_ceil(context.worker.size)), Bounds.exactly(others * _words(context, compressor))
         )
 
     def reduce(self, sync: Synchronization[CodeCompressor, State]) -> Program[Sum]:
-        """Encodes, gathers, and sums the decoded messages in the order of ranks."""
+        """Encodes this worker's vector, gathers all messages, and sums the decoded messages in the order of ranks."""
         yield Phase.PACK
         context, compressor = sync.context, sync.compressor
         worker, values = context.worker, sync.accumulated.values
@@ -54,5 +54,5 @@ class AllGatherCodes(Communicator[CodeCompressor, State]):
 
 
 def _words(context: Context, compressor: CodeCompressor) -> int:
-    """Number of words in a message; 32 bits of codes, or one scale of any type, count as one word."""
+    """Returns the number of words in a message; 32 bits of codes, or one scale of any type, count as one word."""
     return -(-compressor.size(context) // 4)

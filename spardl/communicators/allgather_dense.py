@@ -25,7 +25,7 @@ class AllGatherDense(DenseCommunicator):
     name = "allgather_dense"
 
     def total_cost(self, workers: int, length: int) -> Cost:
-        """Cost of sending P - 1 vectors per worker."""
+        """Returns the cost of sending P - 1 vectors per worker."""
         return Cost(Bounds.exactly(log2_ceil(workers)), Bounds.exactly(length * (workers - 1)))
 
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:

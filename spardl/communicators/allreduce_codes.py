@@ -1,4 +1,4 @@
-"""All-reduce of codes: every worker sends coded blocks to their owners, which sum them and send back coded sums.
+"""All-reduce of encoded vectors: each worker receives one block from all others, and sends back its encoded sum.
 
 Source: the quantized reduce-scatter of ZeRO++ (qgZ; Wang et al., ICLR 2024, arXiv 2306.10209), then an all-gather
 of coded sums. The reduce-scatter is an all-to-all instead of a ring, so each summand is coded only once. P - 1 +
@@ -59,14 +59,14 @@ def _blocks_of(layout: Layout, count: int) -> tuple[_Block, ...]:
 
 @dataclass
 class SumState(State):
-    """Buffer for the sum, reused in the next step; no result depends on it."""
+    """Memory for the sum, reused in the next step; no result depends on it."""
 
     def __post_init__(self) -> None:
         # Allocating a large tensor in every step takes longer than filling it. Not a field, so that it is not saved.
         self._sum = torch.empty(0)
 
     def buffer(self, like: Tensor) -> Tensor:
-        """Memory for a sum with the shape, dtype and device of ``like``, shape (n,)."""
+        """Returns uninitialized memory with the dtype, device and shape (n,) of ``like``."""
         if (self._sum.shape, self._sum.dtype, self._sum.device) != (like.shape, like.dtype, like.device):
             self._sum = torch.empty_like(like)
         return self._sum
@@ -74,10 +74,10 @@ class SumState(State):
 
 @dataclass(frozen=True)
 class AllReduceCodes(Communicator[CodeCompressor, SumState]):
-    """Sums coded vectors: each worker decodes and sums one block, and codes the sum.
+    """Sums encoded vectors: each worker decodes and sums one block of the vector, and encodes the sum.
 
-    The compression error of a sum stays with the worker that computed it, as the compression error of a gradient stays
-    with its sender. With a residual, nothing is lost.
+    The compression error of a sum stays with the worker that computed it, and that of a gradient with its sender. With
+    a residual, both are added to the next gradients, so nothing is lost.
     """
 
     name = "allreduce_codes"
@@ -85,26 +85,26 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
 
     @property
     def splits(self) -> bool:
-        """Always: a reduce-scatter, then an all-gather."""
+        """Whether a sum can pause in the middle: true, between its reduce-scatter and its all-gather."""
         return True
 
     def cost(self, context: Context, compressor: CodeCompressor) -> Cost:
-        """Total cost of both halves."""
+        """Returns the total cost of both halves."""
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: CodeCompressor) -> tuple[Cost, Cost]:
-        """Bounds of the reduce-scatter and of the all-gather, P - 1 messages each; sizes of blocks and codes vary."""
+        """Returns bounds of the reduce-scatter and of the all-gather, P - 1 messages each; block sizes vary."""
         size = context.worker.size
         found = [_words(each, compressor) for each in _contexts(context)]
         words = Bounds((size - 1) * min(found), (size - 1) * max(found))
         return Cost(Bounds.exactly(size - 1), words), Cost(Bounds.exactly(log2_ceil(size)), words)
 
     def init_state(self) -> SumState:
-        """Initial state without a buffer."""
+        """Returns a state without a buffer."""
         return SumState()
 
     def reduce(self, sync: Synchronization[CodeCompressor, SumState]) -> Program[Sum]:
-        """Runs both halves; the vector keeps the compression errors of this worker."""
+        """Runs both halves; the compression errors of this worker stay in ``sync.accumulated``."""
         context, accumulated, compressor = sync.context, sync.accumulated, sync.compressor
         values, team = accumulated.values, whole_team(context.worker)
         blocks = [values[block.start : block.stop] for block in _blocks_of(context.layout, team.size)]
@@ -135,7 +135,7 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
 
 
 def _contexts(context: Context, number: int | None = None) -> list[Context]:
-    """The context of each block: its tensors and a distinct step, so that no two messages share random numbers.
+    """Returns the context of each block: its tensors and a distinct step, so that no two messages share random numbers.
 
     Args:
         context: Context of the synchronization.
@@ -192,5 +192,5 @@ def _reduce_scatter(sync: Synchronization[CodeCompressor, SumState], blocks: Seq
 
 
 def _words(context: Context, compressor: CodeCompressor) -> int:
-    """Number of words in a message; 32 bits of codes, or one scale of any type, count as one word."""
+    """Returns the number of words in a message; 32 bits of codes, or one scale of any type, count as one word."""
     return -(-compressor.size(context) // 4)

@@ -22,12 +22,12 @@ class Backend(DenseCommunicator):
     """Sums dense vectors with the collectives of ``torch.distributed``.
 
     Args:
-        halves: Whether to run a reduce-scatter and an all-gather instead of one all-reduce, so that other work fits
-            in between (schedule=dear). Meant for NCCL: the reduce-scatter of gloo moves as many bytes as a whole
+        halves: Whether to run a reduce-scatter and an all-gather instead of one all-reduce, so that ``schedule=dear``
+            can compute in between. Meant for NCCL: the reduce-scatter of gloo moves as many bytes as a whole
             all-reduce.
 
     Raises:
-        ConfigError: If ``halves`` is neither true nor false.
+        ConfigError: If ``halves`` is not a boolean.
     """
 
     halves: bool = False
@@ -39,23 +39,23 @@ class Backend(DenseCommunicator):
 
     @property
     def splits(self) -> bool:
-        """Whether ``halves`` is set."""
+        """Whether a sum can pause in the middle: if ``halves`` is set."""
         return self.halves
 
     def total_cost(self, workers: int, length: int) -> Cost:
-        """Cost of a bandwidth-optimal all-reduce; the algorithm of the backend may differ."""
+        """Returns the cost of a bandwidth-optimal all-reduce; the algorithm of the backend may differ."""
         if self.halves:
             return Cost.total(self.half_total_costs(workers, length))
         words = 2 * length * (workers - 1) // workers
         return Cost(Bounds.exactly(2 * (workers - 1)), Bounds.exactly(words))
 
     def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
-        """Costs of a bandwidth-optimal reduce-scatter and all-gather."""
+        """Returns the costs of a bandwidth-optimal reduce-scatter and all-gather."""
         half = Cost(Bounds.exactly(workers - 1), Bounds.exactly(length * (workers - 1) // workers))
         return half, half
 
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """Sums in place, with one or two collective calls."""
+        """Sums ``tensor`` in place, with one or two collective calls."""
         if not self.halves:
             if worker.size > 1:
                 yield AllReduce(tensor)

@@ -1,4 +1,8 @@
-"""Base classes of all communicators."""
+"""Base classes of all communicators.
+
+``reduce`` is a program: a generator that requests the messages of one worker. A cluster runs it (see
+``spardl.protocol.programs``).
+"""
 
 from __future__ import annotations
 
@@ -23,12 +27,12 @@ S = TypeVar("S", bound=State)
 
 @dataclass(frozen=True)
 class Synchronization(Generic[C, S]):
-    """One synchronization of one worker, as a communicator sees it.
+    """Input of a communicator: one synchronization of one worker.
 
     Attributes:
         context: Worker, layout and step of the synchronization.
-        accumulated: Gradient plus residual. Selected entries are removed from it; entries of other workers that
-            this worker drops are added to it.
+        accumulated: Gradient plus residual. Selected entries are removed from it; entries that this worker drops from
+            partial sums are added to it.
         compressor: Compressor of the method.
         compression: State of the compressor on this worker.
         state: State of the communicator on this worker.
@@ -47,11 +51,11 @@ class Communicator(ABC, Generic[C, S]):
     Generic in the type of its compressors and in the type of its state on one worker.
 
     Attributes:
-        name: Name in configurations.
-        sums: Compressor outputs that this communicator can sum.
+        name: Name of the communicator in configurations.
+        sums: Forms of compressor output that this communicator can sum.
         drops: Whether it discards entries of partial sums; only the global residual keeps those.
-        sends_whole: Whether every message holds exactly the entries that were rounded together, so that coarse wire
-            types can store one scale per chunk.
+        sends_whole: Whether every message holds exactly the entries that were rounded together, so that quantized wire
+            formats can store one scale per chunk.
     """
 
     name: ClassVar[str]
@@ -70,21 +74,21 @@ class Communicator(ABC, Generic[C, S]):
 
     @property
     def splits(self) -> bool:
-        """Whether every sum passes a ``Boundary``, where it can pause until its result is needed."""
+        """Whether every sum yields a ``Boundary`` in the middle, where it can pause until its result is needed."""
         return False
 
     def check_workers(self, workers: int) -> None:
-        """Checks that this communicator runs on a number of workers.
+        """Checks that this communicator supports a number of workers.
 
         Args:
             workers: Number of workers.
 
         Raises:
-            ConfigError: If this communicator, as configured, does not run on ``workers`` workers.
+            ConfigError: If this communicator, as configured, does not support ``workers`` workers.
         """
 
     def runs_on(self, workers: int) -> bool:
-        """Whether ``check_workers`` accepts this number of ``workers``."""
+        """Returns whether this communicator supports this number of ``workers``."""
         try:
             self.check_workers(workers)
         except ConfigError:
@@ -92,15 +96,15 @@ class Communicator(ABC, Generic[C, S]):
         return True
 
     def init_state(self) -> S:
-        """Initial state of one worker; communicators with a state override this method."""
+        """Returns the initial state of one worker; communicators with a state override this method."""
         return State()  # type: ignore[return-value]  # S is State unless it is overridden
 
     @abstractmethod
     def reduce(self, sync: Synchronization[C, S]) -> Program[Sum]:
-        """Runs one synchronization of one worker.
+        """Sums the compressed gradients of all workers; this generator is the program of one of them.
 
         Args:
-            sync: Synchronization to run.
+            sync: Vector, compressor, context and states of this worker.
 
         Returns:
             The sum over all workers, bit-identical on each of them.
@@ -108,7 +112,7 @@ class Communicator(ABC, Generic[C, S]):
 
     @abstractmethod
     def cost(self, context: Context, compressor: C) -> Cost:
-        """Cost of ``reduce``, as bounds that hold for every worker.
+        """Returns the cost of ``reduce``, as bounds that hold for every worker.
 
         Args:
             context: Worker, layout and step of the synchronization.
@@ -119,7 +123,7 @@ class Communicator(ABC, Generic[C, S]):
         """
 
     def published_cost(self, context: Context, compressor: C) -> Cost:
-        """Cost by the published formula, which may assume evenly spread entries: the mean over all workers.
+        """Returns the cost by the paper's formula, which may be the mean over workers with evenly spread entries.
 
         Args:
             context: Worker, layout and step of the synchronization.
@@ -131,7 +135,7 @@ class Communicator(ABC, Generic[C, S]):
         return self.cost(context, compressor)
 
     def half_costs(self, context: Context, compressor: C) -> tuple[Cost, Cost]:
-        """Costs of the two halves by the published formula; called only if ``splits``.
+        """Returns the costs of the two halves by the published formula; called only if ``splits``.
 
         Args:
             context: Worker, layout and step of the synchronization.
@@ -150,10 +154,10 @@ class DenseCommunicator(Communicator[DenseCompressor, State]):
 
     @abstractmethod
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """Sums a tensor over all workers.
+        """Sums a tensor over all workers; this generator is the program of one of them.
 
         Args:
-            worker: Worker that runs the program.
+            worker: Worker whose program this is.
             tensor: Tensor of shape (m,); may be overwritten.
 
         Returns:
@@ -162,23 +166,23 @@ class DenseCommunicator(Communicator[DenseCompressor, State]):
 
     @abstractmethod
     def total_cost(self, workers: int, length: int) -> Cost:
-        """Cost of one sum of ``length`` entries for each of ``workers`` workers."""
+        """Returns the cost of one sum of ``length`` entries, for each of ``workers`` workers."""
 
     def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
-        """Costs before and after the boundary, for ``workers`` and ``length``; called only if ``splits``."""
+        """Returns the costs of both halves of a sum of ``length`` entries for ``workers``; called if ``splits``."""
         raise NotImplementedError
 
     def cost(self, context: Context, compressor: DenseCompressor) -> Cost:
-        """Total cost of all sums that the compressor requests."""
+        """Returns the total cost of all sums that the compressor requests."""
         return Cost.total(self.total_cost(context.worker.size, length) for length in compressor.sizes(context))
 
     def half_costs(self, context: Context, compressor: DenseCompressor) -> tuple[Cost, Cost]:
-        """Costs of the two halves of the single sum."""
+        """Returns the costs of the two halves of the compressor's single sum."""
         (length,) = compressor.sizes(context)
         return self.half_total_costs(context.worker.size, length)
 
     def reduce(self, sync: Synchronization[DenseCompressor, State]) -> Program[Sum]:
-        """Runs the rounds of the compressor, each of which calls ``total``."""
+        """Runs ``compressor.rounds``, which calls ``total`` for each dense sum."""
         worker = sync.context.worker
         return (
             yield from sync.compressor.rounds(

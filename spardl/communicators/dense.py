@@ -1,4 +1,4 @@
-"""Dense all-reduce written as a program, so that rounds are counted and every cluster computes the same bits.
+"""Dense all-reduce made of single messages, so that rounds are counted and all clusters compute the same bits.
 
 Source: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005:
 pairwise exchange for the reduce-scatter, ring for the all-gather. Each half takes P-1 rounds and n(P-1)/P words per
@@ -21,27 +21,27 @@ __all__ = ["Dense"]
 
 @dataclass(frozen=True)
 class Dense(DenseCommunicator):
-    """Sums dense vectors: worker r sums chunk r, then a ring passes on all chunks."""
+    """Sums dense vectors: worker r sums chunk r, then the sums are passed around a ring."""
 
     name = "dense"
 
     @property
     def splits(self) -> bool:
-        """Always: a reduce-scatter, then an all-gather."""
+        """Whether a sum can pause in the middle: true, between its reduce-scatter and its all-gather."""
         return True
 
     def total_cost(self, workers: int, length: int) -> Cost:
-        """Cost of sending P - 1 chunks twice; chunks differ by one entry where P does not divide n."""
+        """Returns the cost of sending P - 1 chunks twice; chunk sizes differ by one where P does not divide n."""
         return Cost.total(self.half_total_costs(workers, length))
 
     def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
-        """Costs of the reduce-scatter and the all-gather."""
+        """Returns the costs of the reduce-scatter and of the all-gather."""
         low, high = (length - chunk for chunk in (-(-length // workers), length // workers))
         half = Cost(Bounds.exactly(workers - 1), Bounds(low, high))
         return half, half
 
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """Sums in place, with a reduce-scatter and an all-gather."""
+        """Sums ``tensor`` in place, with a reduce-scatter and an all-gather."""
         chunks = list(tensor.tensor_split(worker.size))
         yield Phase.MERGE
         yield Boundary((yield from _reduce_scatter(worker, chunks)))

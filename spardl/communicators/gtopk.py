@@ -47,11 +47,11 @@ METHODS = (Combination("gtopk", compressor="topk", communicator="gtopk", residua
 
 
 def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
-    """Reduces along a binomial tree to the first member, cutting each sum, and sends the result back.
+    """Sums along a binomial tree to the first member, cuts each partial sum, and sends the result back.
 
     Args:
         team: Members in a fixed order, of any number.
-        own: Entries of this member; they fit the slot of the target.
+        own: Entries of this member; at most as many as the slot of ``target`` allows.
         target: Range of the vector that holds the entries.
 
     Returns:
@@ -75,7 +75,7 @@ def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]
 
 
 def folded_doubling(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
-    """Recursive doubling among the largest power of two of members.
+    """Sums by recursive doubling among the largest power of two of members, and cuts each partial sum.
 
     Each further member sends its entries to a partner first, and receives the result from it at the end. Arguments
     and result are the same as for ``tree``.
@@ -131,8 +131,8 @@ class Variant(NamedTuple):
     """An algorithm that sums and cuts sparse vectors.
 
     Attributes:
-        add_up: Program of one member, from its entries to the sum.
-        cost: Cost for a number of workers and k entries per message.
+        add_up: Generator function that sums the entries of all members: the program of one of them.
+        cost: Function that returns the cost for a number of workers and k entries per message.
     """
 
     add_up: AddUp
@@ -167,7 +167,7 @@ class GTopk(Communicator[SparseCompressor, State]):
         check_choice("communicator.variant", self.variant, VARIANTS)
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Bounds over all workers; the module docstring gives the cost of each worker."""
+        """Returns bounds that hold for all workers; the module docstring gives the cost of each worker."""
         return VARIANTS[self.variant].cost(context.worker.size, compressor.count(context))
 
     def reduce(self, sync: Synchronization[SparseCompressor, State]) -> Program[Sum]:

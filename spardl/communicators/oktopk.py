@@ -111,25 +111,25 @@ class OkTopkState(State):
 
     Attributes:
         borders: Borders of the regions: int64, shape (P + 1,); empty before the first step.
-        threshold: Least magnitude of a sum that is kept; 0 if no threshold is known.
+        threshold: Smallest magnitude of a sum that is kept; 0 if no threshold is known.
     """
 
     borders: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.int64))
     threshold: float = 0.0
 
     def rescale(self, factor: float) -> None:
-        """Multiplies the threshold, which has the unit of gradients."""
+        """Multiplies the threshold, which has the unit of gradients, by ``factor``."""
         self.threshold *= factor
 
 
 class Region(NamedTuple):
-    """The sums of one worker's region.
+    """The summed entries in one worker's region (a range of the vector that this worker sums).
 
     Attributes:
         team: All workers.
-        borders: Borders of all regions.
-        transport: Transport of sparse vectors.
-        entries: Sums in this worker's region, with indices relative to its start.
+        borders: Borders of all regions, as positions in the vector.
+        transport: Sends and receives sparse vectors.
+        entries: Summed entries of this worker's region, with indices relative to its start.
     """
 
     team: Team
@@ -139,15 +139,15 @@ class Region(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """Lengths of all regions."""
+        """Number of positions in each region."""
         return [stop - start for start, stop in pairwise(self.borders)]
 
     def only(self, positions: Tensor) -> Region:
-        """Keeps the entries at ``positions``: int64, shape (m,), increasing."""
+        """Returns the region with only the entries numbered ``positions``: int64, shape (m,), increasing."""
         return self._replace(entries=self.entries.at(positions))
 
     def nonzero(self) -> Region:
-        """Drops the entries that are zero."""
+        """Returns the region without the entries that are zero."""
         return self.only(self.entries.values.nonzero().squeeze(1))
 
     def counts(self) -> Program[list[int]]:
@@ -156,18 +156,18 @@ class Region(NamedTuple):
         return [count for (count,) in gathered]
 
     def gathered(self) -> Program[SparseVector]:
-        """Gathers the entries of all regions, after their counts."""
+        """Gathers the entries of all regions; their counts are exchanged first."""
         slots = yield from self.transport.slots_of(self.team, self.entries, self.lengths)
         return (yield from self.transport.all_gather_joined(self.team, self.entries, slots))
 
     def in_vector(self) -> SparseVector:
-        """The entries with indices of the whole vector."""
+        """Returns the entries, with indices in the whole vector."""
         start = self.borders[self.team.position]
         return SparseVector(self.entries.indices + start, self.entries.values, self.borders[-1])
 
 
 def consensus_borders(team: Team, own: SparseVector) -> Program[list[int]]:
-    """Finds regions that hold about equally many entries of each member.
+    """Divides the vector into regions that hold about equally many entries of each member.
 
     Every member proposes positions that divide its own entries into equal parts. Border i is the mean of all proposals
     for it, computed by member i.
@@ -177,7 +177,7 @@ def consensus_borders(team: Team, own: SparseVector) -> Program[list[int]]:
         own: Entries of this member.
 
     Returns:
-        ``m + 1`` positions from 0 to the length of the vector.
+        Borders of the m regions: ``m + 1`` positions from 0 to the length of the vector.
     """
     # The proposals of each member increase, so their means increase as well: borders never cross.
     proposals = yield from swap_counts(team, _proposals(own, team.size), own.indices.device)
@@ -186,7 +186,7 @@ def consensus_borders(team: Team, own: SparseVector) -> Program[list[int]]:
 
 
 def _proposals(own: SparseVector, count: int) -> list[int]:
-    """First positions of ``count`` parts with equally many entries; parts of equal length if there are no entries."""
+    """Returns the starts of ``count`` ranges with equally many entries, or of equal length without entries."""
     if not len(own):
         return equal_regions(own.length, count)[:-1]
     ranks = torch.tensor(equal_regions(len(own), count)[1:-1], dtype=torch.int64, device=own.indices.device)
@@ -195,14 +195,15 @@ def _proposals(own: SparseVector, count: int) -> list[int]:
 
 @dataclass(frozen=True)
 class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
-    """Sparse all-reduce of about the k largest sums, at most 4k/3; ``Reuse`` documents the other arguments.
+    """Sparse all-reduce of about the k largest sums (at most 4k/3); the other arguments are those of ``Reuse``.
 
     Args:
-        repartition_period: Number of steps between two choices of regions (tau).
-        threshold_period: Number of steps between two exact evaluations of the threshold (tau').
-        bucket: Number of peers that a worker sends to in one round of the split.
-        balance_factor: Blocks are balanced before the all-gather if the largest exceeds the average by this factor;
-            0 always balances, ``None`` never does.
+        repartition_period: Number of steps from one division into regions to the next (tau).
+        threshold_period: Number of steps from one exact evaluation of the threshold to the next (tau').
+        bucket: Number of peers that a worker sends to in one round, when entries are sent to the owners of their
+            regions.
+        balance_factor: Blocks are balanced before the all-gather if the largest exceeds the average size by this
+            factor; 0 always balances them, ``None`` never.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -227,11 +228,11 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
             check_number("communicator", "balance_factor", self.balance_factor, 0)
 
     def init_state(self) -> OkTopkState:
-        """Initial state without regions and threshold."""
+        """Returns a state without regions and threshold."""
         return OkTopkState()
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Lower and upper bounds of rounds and words; balanced regions stay far below the upper bound."""
+        """Returns bounds of rounds and words; with balanced regions, words stay far below the upper bound."""
         workers, length, k = context.worker.size, context.layout.length, compressor.count(context)
         capacity = compressor.capacity(context)
         entries = min(_selection_limit(k) if capacity is None else capacity, length)
@@ -247,7 +248,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         return Cost.total(parts)
 
     def published_cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """At most 6k(P-1)/P words; in steps at the end of a period, the bounds of ``cost``.
+        """Returns at most 6k(P-1)/P words; in steps at the end of a period, the bounds of ``cost``.
 
         This is the mean over all workers for regions that hold equal shares of each worker's entries. It includes the
         counts, unless k is so small (below about 10 P) that they outweigh the entries.
@@ -260,7 +261,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         return limits._replace(words=Bounds(0, max(6 * k * (workers - 1) // workers, least)))
 
     def reduce(self, sync: Synchronization[SparseCompressor, OkTopkState]) -> Program[Sum]:
-        """Selects entries, sums them by region, selects sums, and gathers those."""
+        """Selects entries, sums them region by region, selects the largest sums, and gathers these."""
         context, accumulated, compressor, state = sync.context, sync.accumulated, sync.compressor, sync.state
         team, (_, length, k) = whole_team(context.worker), compressor.whole(context)
         yield Phase.SELECT
@@ -335,7 +336,7 @@ def _selection_limit(k: int) -> int:
 
 
 def _capped(select: Select, k: int) -> Select:
-    """A selection that is cut to its k largest entries if it exceeds the limit."""
+    """Returns a selection function that cuts the result of ``select`` to the k largest entries beyond the limit."""
 
     def capped(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
         positions = select(accumulated, parts)
@@ -347,7 +348,7 @@ def _capped(select: Select, k: int) -> Select:
 
 
 def _shares(counts: Sequence[int], limit: int) -> list[int]:
-    """Number of entries that each worker may send: proportional to ``counts``, about ``limit`` in total."""
+    """Returns the number of entries that each worker may send: proportional to ``counts``, about ``limit`` in total."""
     total = sum(counts)
     # Rounded up, so that the shares never add up to less than the limit.
     return list(counts) if total <= limit else [-(-count * limit // total) for count in counts]
@@ -380,7 +381,7 @@ def _gather_cost(workers: int, sums: int) -> Cost:
 
 
 def _select_cost(workers: int, sums: int) -> Cost:
-    """Cost of one exchange of counts and blocks that may be balanced, or of two exchanges and blocks as they are."""
+    """Returns bounds: one exchange of counts and balanced blocks, or two exchanges and unbalanced blocks."""
     rounds = log2_ceil(workers)
     longest = max(2 * rounds * sums, 2 * sums + 2 * (workers - 1) * -(-sums // workers))
     return Cost(

@@ -84,13 +84,13 @@ class Blocks:
 
     @cached_property
     def parts(self) -> list[Range]:
-        """The blocks as ranges, each with the number of entries to keep."""
+        """Returns the blocks as ranges, each with the number of entries to keep."""
         borders = [block * self.length // self.count for block in range(self.count + 1)]
         return [Range(start, stop, min(self.capacity, stop - start)) for start, stop in pairwise(borders)]
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """The slot of each block in a message."""
+        """Returns the space (slot) that each block takes in a message."""
         return tuple(Slot(part.k, part.stop - part.start) for part in self.parts)
 
     @cached_property
@@ -99,7 +99,7 @@ class Blocks:
         return Ranges(np.tile(Ranges.of(self.parts).columns, 2))
 
     def cyclic(self, first: int, size: int) -> Ranges:
-        """``size`` neighbouring blocks from block ``first`` (below ``count``) on; block 0 follows the last one."""
+        """Returns ``size`` consecutive blocks from ``first`` (below ``count``) on; block 0 follows the last one."""
         return self._twice[first : first + size]
 
 
@@ -116,12 +116,12 @@ def _cyclic_blocks(blocks: Blocks, first: int, size: int) -> Ranges:
 
 @dataclass
 class SparDLState(State):
-    """Adaptation of h, the number of entries that each team contributes to B-SAG.
+    """State of the adaptation of h, the number of entries that each team contributes to B-SAG.
 
     Attributes:
-        h: Entries that each team contributed last time; 0 before the first time.
-        step: Next change of h.
-        inertia: Whether the last step already had the right direction.
+        h: Number of entries that each team contributed last time; 0 before the first time.
+        step: Change of h in the next step, in entries.
+        inertia: Whether the last change of h already had the right direction.
     """
 
     h: int = 0
@@ -129,16 +129,16 @@ class SparDLState(State):
     inertia: bool = False
 
     def start(self, k: int, teams: int) -> int:
-        """Returns the h to use now, within [ceil(k/d), k]; the first one is the lower end."""
+        """Returns h for the current step, within [ceil(k/d), k] for d teams; the first h is the lower end."""
         self.h = _clamp(self.h, -(-k // teams), k)
         self.step = self.step or max(1, (k - self.h) // 100)
         return self.h
 
     def adapt(self, merged: int, k: int, teams: int) -> None:
-        """Moves h so that the union of the entries of all teams approaches k.
+        """Changes h so that the union of the entries of all teams approaches k entries.
 
         Args:
-            merged: Number of entries in the current union.
+            merged: Number of entries in the union of this step.
             k: Wanted number of entries.
             teams: Number of teams.
         """
@@ -162,10 +162,11 @@ def _clamp(value: int, low: int, high: int) -> int:
 
 
 def srs_rounds(size: int) -> list[tuple[int, int]]:
-    """Rounds of Spar-Reduce-Scatter in a team: (distance, number of blocks to send).
+    """Returns the rounds of Spar-Reduce-Scatter in a team of ``size``: (distance, number of blocks to send).
 
-    Distances fall from 2^(L-1) to 1, L = ceil(log2 size). A round sends as many blocks as its distance; only the first
-    round sends fewer if the size is not a power of two.
+    The distance is the offset between the positions of sender and receiver; it falls from 2^(L-1) to 1, L = ceil(log2
+    size). A round sends as many blocks as its distance; only the first round sends fewer if the size is not a power of
+    two.
     """
     distances = [1 << level for level in reversed(range((size - 1).bit_length()))]
     return [(distance, min(distance, size - distance)) for distance in distances]
@@ -174,16 +175,16 @@ def srs_rounds(size: int) -> list[tuple[int, int]]:
 def spar_reduce_scatter(
     team: Team, accumulated: Accumulator, blocks: Blocks, select: Select, *, full: bool = False
 ) -> Program[None]:
-    """Sums every block at the member whose position is the number of the block.
+    """Sums every block of the vector at one member: block i at the member at position i.
 
     Afterwards the vector holds this member's own block fully reduced, and the dropped entries of all other blocks.
 
     Args:
         team: Members in a fixed order, as many as there are blocks.
-        accumulated: Vector of this member.
+        accumulated: Gradient plus residual of this member.
         blocks: Division of the vector into blocks.
-        select: Selection of the entries to keep.
-        full: Whether it always selects as many entries as a block may keep.
+        select: Function that selects the entries of a block to keep.
+        full: Whether ``select`` always selects as many entries as a block may keep.
     """
     transport = BlockExchange.of(accumulated, full=full)
     for distance, size in srs_rounds(team.size):
@@ -212,11 +213,11 @@ class ReducedBlock(NamedTuple):
     """A team's own block after Spar-Reduce-Scatter, ready to be summed over the teams.
 
     Attributes:
-        accumulated: Vector of this worker.
+        accumulated: Vector of this worker (gradient plus residual), which holds the block.
         start: First position of the block.
-        slot: Length of the block, and the most entries of the result.
-        select: Selection of entries.
-        full: Whether it always selects as many entries as asked for.
+        slot: Length of the block, and the maximum number of entries in the result.
+        select: Function that selects entries of a range.
+        full: Whether ``select`` always selects the requested number of entries.
     """
 
     accumulated: Accumulator
@@ -231,7 +232,7 @@ class ReducedBlock(NamedTuple):
 
 
 def _shard(block: SparseVector, own: ReducedBlock, peers: Team) -> SparseVector:
-    """The block with indices of the whole vector."""
+    """Returns the block with indices in the whole vector."""
     # Every team ends with the same block; only the first one counts it.
     count = 0 if peers.position else len(block)
     return SparseVector(block.indices[:count] + own.start, block.values[:count], own.accumulated.values.numel())
@@ -270,8 +271,9 @@ class Gather(NamedTuple):
     """An algorithm that sums a block over the teams.
 
     Attributes:
-        run: Program of one member.
-        words: Words that a member sends, by the number of teams and the number of entries of the result.
+        run: Generator function: the program of one member.
+        words: Function that returns the number of words that a member sends, from the number of teams and the maximum
+            number of entries in the result.
     """
 
     run: Callable[[Team, ReducedBlock, SparDLState], Program[SparseVector]]
@@ -285,7 +287,7 @@ GATHERS: Mapping[str, Gather] = MappingProxyType(
 
 @dataclass(frozen=True)
 class SparDL(Communicator[SparseCompressor, SparDLState]):
-    """Sparse all-reduce that selects again in every round, for any number of workers.
+    """Sparse all-reduce that selects the largest entries again in every round, for any number of workers.
 
     Args:
         teams: Number of teams (d), a divisor of the number of workers; more teams mean fewer rounds and more words.
@@ -314,11 +316,11 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
 
     @property
     def splits(self) -> bool:
-        """Always: the sums, then the all-gather within the team."""
+        """Whether a sum can pause in the middle: true, before the all-gather within the team."""
         return True
 
     def check_workers(self, workers: int) -> None:
-        """Checks that ``teams`` divides ``workers``."""
+        """Checks that ``teams`` divides the number of ``workers``."""
         if workers % self.teams:
             legal = [str(d) for d in range(1, workers + 1) if workers % d == 0]
             raise ConfigError(
@@ -326,11 +328,11 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
             )
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Cost by the formulas of the module docstring; bounds where blocks of unequal length are kept whole."""
+        """Returns the cost by the formulas of the module docstring; bounds where unequal blocks are kept whole."""
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: SparseCompressor) -> tuple[Cost, Cost]:
-        """Costs of everything before the all-gather within the team, and of that all-gather."""
+        """Returns the costs of everything before the all-gather within the team, and of that all-gather."""
         size, teams = context.worker.size // self.teams, self.teams
         blocks = self._blocks(context, compressor, size)
         capacities = [slot.capacity for slot in blocks.slots]
@@ -345,7 +347,7 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
         return _make_blocks(context.layout.length, size, -(-compressor.count(context) // size))
 
     def init_state(self) -> SparDLState:
-        """Initial state of the adaptation of h."""
+        """Returns the initial state of the adaptation of h."""
         return SparDLState()
 
     def reduce(self, sync: Synchronization[SparseCompressor, SparDLState]) -> Program[Sum]:

@@ -59,7 +59,7 @@ class TopkDSA(Communicator[SparseCompressor, State]):
     """Sums sparse vectors region by region, and gathers each region in sparse or dense format, whichever is shorter.
 
     Args:
-        bucket: Number of peers that a worker sends to in one round; more peers mean fewer rounds and the same number of
+        bucket: Number of peers that a worker sends to in one round; a larger number means fewer rounds, but as many
             messages.
         dense_above: Share of all entries above which the regions are sent dense. 1/2 minimizes the words sent; the
             published baseline switches at 1/3.
@@ -81,15 +81,15 @@ class TopkDSA(Communicator[SparseCompressor, State]):
 
     @property
     def splits(self) -> bool:
-        """Always: split and reduce, then an all-gather."""
+        """Whether a sum can pause in the middle: true, before the all-gather."""
         return True
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Cost with exact rounds; words from an empty selection to the worst distribution over the regions."""
+        """Returns exact rounds, and words from an empty selection to the worst distribution over the regions."""
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: SparseCompressor) -> tuple[Cost, Cost]:
-        """Costs of split and reduce, and of the all-gathers of counts and sums."""
+        """Returns the costs of split and reduce, and of the all-gathers of counts and sums."""
         workers, length = context.worker.size, context.layout.length
         others, levels = workers - 1, log2_ceil(workers)
         capacity = compressor.capacity(context)
@@ -99,7 +99,7 @@ class TopkDSA(Communicator[SparseCompressor, State]):
         return split, Cost(Bounds.exactly(2 * levels), Bounds(others, others + gathered))
 
     def _gathered(self, union: int, length: int, workers: int) -> int:
-        """Most words of sums that a worker sends, for sums of at most ``union`` entries."""
+        """Returns the maximum number of words that a worker sends to gather sums of at most ``union`` entries."""
         region = -(-length // workers)
         sparse = min(union, int(self.dense_above * length))
         dense = (workers - 1) * region if union > self.dense_above * length else 0

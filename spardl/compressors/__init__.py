@@ -1,4 +1,4 @@
-"""Compressors: what each worker sends of its gradient. Each published operator has its own module."""
+"""Compressors determine what each worker sends of its gradient; each published compressor has its own module."""
 
 from spardl.compressors.arc_topk import ARCTopK
 from spardl.compressors.arc_topk_ef21 import ARCTopKEF21

@@ -35,7 +35,7 @@ class _Matrix(NamedTuple):
     """A tensor with at least two dimensions, as a matrix of its first dimension by the rest.
 
     Attributes:
-        start: Position in the vector where it starts.
+        start: Position of its first entry in the vector.
         rows: Number of rows.
         cols: Number of columns.
         k: Number of rows to send; all of them if it is not compressed.
@@ -48,7 +48,7 @@ class _Matrix(NamedTuple):
 
     @property
     def part(self) -> Range:
-        """Range of the matrix, and the number of entries to send."""
+        """Range of the matrix in the vector, and the number of entries to send."""
         return Range(self.start, self.start + self.rows * self.cols, self.k * self.cols)
 
     @property
@@ -59,13 +59,13 @@ class _Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class ARCTopK(DenseCompressor):
-    """Sends the largest rows of the sum of every matrix, found with a random sketch of the sum.
+    """Sends the rows of each matrix whose sum over all workers is largest, found with a random sketch of the sum.
 
     Tensors with fewer than two dimensions, and those that would not shrink, are sent uncompressed.
 
     Args:
         density: Share of the rows of a matrix to send, at least one row, in (0, 1]; lower is more aggressive.
-        sketch: Number of columns of the sketch; fewer are cheaper but distinguish rows less well.
+        sketch: Number of columns of the sketch; fewer columns are cheaper but find the largest rows less reliably.
         seed: Seed of the random matrices, equal on all workers.
 
     Raises:
@@ -90,11 +90,11 @@ class ARCTopK(DenseCompressor):
         check_integer("compressor.seed", self.seed)
 
     def parts(self, context: Context) -> list[Range]:
-        """Range of every non-empty tensor, and the number of entries in the rows to send."""
+        """Returns the range of every non-empty tensor, and the number of entries in the rows to send."""
         return [matrix.part for matrix in _matrices(context.layout, self.density, self.sketch)]
 
     def sizes(self, context: Context) -> list[int]:
-        """Number of entries of the sketches, if any, and of the rows with the uncompressed tensors."""
+        """Returns the number of entries in the sketches, if any, and in the rows and uncompressed tensors."""
         sketched = self.sketch * sum(matrix.rows for matrix in self._compressed(context))
         return [sketched, self.count(context)] if sketched else [self.count(context)]
 
@@ -102,14 +102,14 @@ class ARCTopK(DenseCompressor):
         return [matrix for matrix in _matrices(context.layout, self.density, self.sketch) if matrix.compressed]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the sketches, then the rows that are large in the sum."""
+        """Sums the sketches of all workers, then the rows that are large in that sum."""
         positions = yield from self.agree(accumulated.values, context, total)
         # Clone: the sum may overwrite its argument, and the accumulator logs the tensor that it returned.
         values = accumulated.take_at(positions).clone()
         return SparseVector(positions, (yield from total(values)), context.layout.length)
 
     def agree(self, values: Tensor, context: Context, total: Total) -> Program[Tensor]:
-        """Agrees with all workers on the entries to send.
+        """Selects the entries to send, identically on all workers, from a sum of sketches.
 
         Args:
             values: Vector of this worker, shape (n,).
@@ -161,7 +161,7 @@ class ARCTopK(DenseCompressor):
 
 
 def _longest(rows: Tensor, k: int) -> Tensor:
-    """Indices of the k rows with the largest norms, increasing; ties go to the first row."""
+    """Returns the indices of the k rows with the largest norms, increasing; ties go to the first row."""
     largest = rows.abs().amax()
     lengths = torch.linalg.vector_norm(rows / torch.where(largest > 0, largest, 1), dim=1)
     # Stable: equal lengths give equal choices on all workers.

@@ -1,14 +1,15 @@
 """ARC-Top-K as published: sends matrix rows of the change since the last transmission, with momentum (EF21M).
 
-Source: Chen et al., An All-Reduce Compatible Top-K Compressor for Communication-Efficient Distributed Learning, 2025
-(arXiv 2510.26709), with EF21-SGDM of Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback,
-NeurIPS 2023 (arXiv 2305.15155, algorithm 1). Worker i keeps a running mean v_i of its gradients, and the other workers'
-estimate h_i of it,
+Worker i keeps a running mean v_i of its gradients, and the estimate h_i of v_i that the other workers have:
 
     v_i <- (1 - share) v_i + share gradient_i,    h_i <- h_i + C(v_i - h_i).
 
-The mean of all h_i is applied. Every worker knows it, since only the differences C(v_i - h_i) are sent. A residual
-would send a delayed row with the sum of all its steps; this method sends its current value.
+The mean of all h_i is applied. Every worker knows it, since only the differences C(v_i - h_i) are sent. With a
+residual, a delayed row would be sent as the sum of all its steps; this method sends its current value.
+
+Source: Chen et al., An All-Reduce Compatible Top-K Compressor for Communication-Efficient Distributed Learning, 2025
+(arXiv 2510.26709), with EF21-SGDM of Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback,
+NeurIPS 2023 (arXiv 2305.15155, algorithm 1).
 """
 
 from __future__ import annotations
@@ -38,10 +39,10 @@ class EF21State(State):
     """State of one worker.
 
     Attributes:
-        mean: Running mean of its gradients, shape (n,).
+        mean: Running mean of the worker's gradients, shape (n,).
         sent: Estimate of the mean that the other workers have, shape (n,).
         total: Sum of the estimates over all workers, shape (n,); equal on all workers.
-        begun: Whether there was a gradient yet.
+        begun: Whether the state has seen a gradient.
     """
 
     mean: Tensor
@@ -50,7 +51,7 @@ class EF21State(State):
     begun: bool = False
 
     def rescale(self, factor: float) -> None:
-        """Scales all tensors: they are in the units of gradients."""
+        """Multiplies all tensors, which have the unit of gradients, by ``factor``."""
         self.mean, self.sent, self.total = (clip_overflow(each * factor) for each in (self.mean, self.sent, self.total))
 
 
@@ -84,7 +85,7 @@ class ARCTopKEF21(ARCTopK):
 
     @property
     def smooths(self) -> bool:
-        """Whether the mean covers more than the last gradient."""
+        """Whether the running mean covers more than the last gradient (``share`` below 1)."""
         return self.share < 1
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> EF21State:

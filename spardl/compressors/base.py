@@ -23,7 +23,7 @@ Total: TypeAlias = Callable[[Tensor], Program[Tensor]]
 
 
 class Output(Enum):
-    """Form of a compressed gradient."""
+    """Form in which a compressor outputs a gradient; a communicator must be able to sum it."""
 
     DENSE = "dense tensors that add up entry by entry"
     AT_MOST_K = "a sorted sparse vector of at most k entries"
@@ -33,7 +33,7 @@ class Output(Enum):
 
 
 class Mass(Enum):
-    """Treatment of the part of a gradient that is not sent."""
+    """What happens to the part of a gradient that is not sent."""
 
     KEPT = "nothing"
     LEFT = "stays with the worker, and a residual can keep it"
@@ -44,15 +44,17 @@ class Mass(Enum):
 
 
 class Compressor(ABC):
-    """Base class of compressors, which determine what a worker sends of its gradient.
+    """Base class of compressors, which determine what a worker sends of a vector (gradient plus residual).
 
     Attributes:
-        name: Name in configurations.
+        name: Name of the compressor in configurations.
         output: Form of a compressed gradient; the communicator must be able to sum it.
-        mass: Treatment of the unsent part that holds for all options; ``own_mass`` depends on the options.
-        sparsifies: Whether it sends some entries unchanged and nothing of the others.
-        by_matrix: Whether the amount sent depends on the shapes of the tensors, which are treated as matrices.
-        absolute: Whether it compares gradients with a fixed number, so that their scale matters.
+        mass: What happens to the unsent part, whatever the options are; ``own_mass`` takes the options into account.
+        sparsifies: Whether some entries are sent unchanged, and nothing of the others.
+        by_matrix: Whether tensors are compressed as matrices, so that the number of sent entries depends on their
+            shapes.
+        absolute: Whether entries are compared with a fixed threshold, so that multiplying a gradient changes the
+            selection.
     """
 
     name: ClassVar[str]
@@ -64,7 +66,7 @@ class Compressor(ABC):
 
     @property
     def own_mass(self) -> Mass:
-        """Treatment of the unsent part with this compressor's options; may be better than ``mass``."""
+        """What happens to the unsent part with these options; less may be lost than ``mass`` states."""
         return self.mass
 
     @property
@@ -73,18 +75,18 @@ class Compressor(ABC):
         return False
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> State:
-        """Creates the initial state of a worker for gradients of this ``layout``, ``dtype`` and ``device``."""
+        """Returns the initial state of a worker for gradients of this ``layout``, ``dtype`` and ``device``."""
         return State()
 
     def parts(self, context: Context) -> list[Range]:
-        """Ranges of the vector, and the number of entries to send unchanged from each, in ``context``.
+        """Returns the ranges of the vector in ``context``, and the number of entries to send unchanged from each.
 
-        All entries, unless the compressor sparsifies.
+        By default one range, with all entries; compressors that sparsify override this method.
         """
         return [Range(0, context.layout.length, context.layout.length)]
 
     def count(self, context: Context) -> int:
-        """Total number of entries to send unchanged in ``context``."""
+        """Returns the total number of entries to send unchanged in ``context``."""
         return sum(part.k for part in self.parts(context))
 
 
@@ -92,8 +94,8 @@ class SparseCompressor(Compressor):
     """Base class of compressors that select entries of a vector.
 
     Attributes:
-        fills: Whether it always selects exactly as many entries of a range as asked for, so that the number of entries
-            is known without reading it from a GPU.
+        fills: Whether it always selects exactly the requested number of entries of a range, so that this number need
+            not be read from a GPU.
     """
 
     mass = Mass.LEFT
@@ -101,16 +103,16 @@ class SparseCompressor(Compressor):
     fills: ClassVar[bool] = False
 
     def capacity(self, context: Context) -> int | None:
-        """Maximum number of selected entries in ``context``; ``None`` if it is known only after the selection."""
+        """Returns the maximum number of selected entries in ``context``; ``None`` if only the selection shows it."""
         return self.count(context) if self.output is Output.AT_MOST_K else None
 
     def whole(self, context: Context) -> Range:
-        """The whole vector as one range, with the number of entries to send in ``context``."""
+        """Returns the whole vector as one range, with the number of entries to send in ``context``."""
         return Range(0, context.layout.length, self.count(context))
 
     @property
     def index_step(self) -> int:
-        """Number of bits that the low bits of an index are a multiple of (see ``Slot``)."""
+        """Granularity of index widths in messages: the low part of an index takes a multiple of this number of bits."""
         return NIBBLE
 
     @abstractmethod
@@ -122,8 +124,8 @@ class SparseCompressor(Compressor):
             state: State of this worker.
 
         Returns:
-            ``select(accumulator, parts)``, which selects entries of some ranges: at most, or about, k of each, as
-            ``output`` states.
+            ``select(accumulator, parts)``, which returns the positions of selected entries in the given ranges: at
+            most, or about, k of each, as ``output`` states.
         """
 
 
@@ -131,8 +133,8 @@ class DenseCompressor(Compressor):
     """Base class of compressors whose output is dense tensors that can be summed directly.
 
     Attributes:
-        one_sum: Whether it needs a single sum, over entries of the vector, so that a slice of the sum gives a slice of
-            the result.
+        one_sum: Whether the result is computed entry by entry from a single sum, so that a slice of the sum gives a
+            slice of the result.
     """
 
     output = Output.DENSE
@@ -140,11 +142,11 @@ class DenseCompressor(Compressor):
 
     @abstractmethod
     def sizes(self, context: Context) -> list[int]:
-        """Number of entries of each tensor that ``rounds`` sums in ``context``, in order."""
+        """Returns the number of entries of each tensor that ``rounds`` sums in ``context``, in order."""
 
     @abstractmethod
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums a vector over all workers, with one call of ``total`` per round of communication.
+        """Sums the compressed vectors of all workers, with one call of ``total`` per dense sum; program of one worker.
 
         Args:
             accumulated: Gradient plus residual. If ``mass`` is ``LEFT``, this worker's contribution is removed from it.
@@ -157,7 +159,7 @@ class DenseCompressor(Compressor):
         """
 
     def summed_as(self, dtype: torch.dtype) -> torch.dtype:
-        """Dtype in which vectors of type ``dtype`` are summed and sent."""
+        """Returns the dtype in which vectors of type ``dtype`` are summed and sent."""
         return dtype
 
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
@@ -166,7 +168,7 @@ class DenseCompressor(Compressor):
         Args:
             part: Slice of the sum, shape (m,).
             context: Context of this synchronization.
-            dtype: Type of the result.
+            dtype: Dtype of the result.
 
         Returns:
             Slice of the result, shape (m,).
@@ -175,22 +177,22 @@ class DenseCompressor(Compressor):
 
 
 class CodeCompressor(Compressor):
-    """Base class of compressors whose output is a message of known size that must be decoded before it is summed."""
+    """Base class of compressors whose output is a message (bytes, of known size) that must be decoded to be summed."""
 
     output = Output.CODES
 
     @property
     def lessens(self) -> bool:
-        """Whether compression errors never exceed the vector's largest magnitude, apart from rounding."""
+        """Whether no compression error exceeds the largest magnitude in the vector, apart from rounding."""
         return False
 
     @abstractmethod
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Size in bytes of a message in ``context``, for vectors (and thus scales) of type ``dtype``."""
+        """Returns the size of a message in ``context`` in bytes, for vectors (and thus scales) of type ``dtype``."""
 
     @abstractmethod
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes a worker's message.
+        """Encodes a worker's vector as a message.
 
         Args:
             vector: Vector of shape (n,), not modified.
@@ -208,14 +210,14 @@ class CodeCompressor(Compressor):
         Args:
             message: uint8 tensor of shape (size(context, dtype),).
             context: Context of this synchronization.
-            dtype: Type of the result.
+            dtype: Dtype of the result.
 
         Returns:
             Decoded vector of shape (n,).
         """
 
     def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes a worker's message, and subtracts the decoded message from the vector.
+        """Encodes a worker's vector as a message, and subtracts the decoded message from the vector.
 
         The result has the same bits as ``encode`` followed by a subtraction of ``decode``.
 

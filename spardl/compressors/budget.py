@@ -37,9 +37,10 @@ class Scope(NamedTuple):
     """Division of the vector into parts whose entries compete with each other.
 
     Attributes:
-        cut: Function of a layout and the entries per bucket that returns ranges of the vector, in order.
-        index_step: Number of bits that the low bits of an index are a multiple of (see ``Slot``). Chunks use the
-            smallest messages: 64 of 4,096 entries take 8 bits per index.
+        cut: Function that divides a layout into ranges, in order; its second argument is the number of entries per
+            bucket.
+        index_step: Granularity of index widths in messages: the low part of an index takes a multiple of this number of
+            bits. Chunks use the smallest messages: 64 of 4,096 entries take 8 bits per index.
     """
 
     cut: Callable[[Layout, int], list[tuple[int, int]]]
@@ -65,20 +66,20 @@ SCOPES: Mapping[str, Scope] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Budget:
-    """Share of the entries to send, and the parts that it applies to.
+    """Number of entries to send (as a share of the gradient), and which entries compete with each other.
 
     Args:
         density: Share of entries to send, k / n, in (0, 1]; lower is more aggressive.
         scope: Entries that compete with each other: those of the whole ``model``, or of each ``layer`` (tensor),
-            ``bucket`` of adjacent tensors or ``chunk`` of 4,096 entries. Each part sends at least one entry. ``auto``
-            means the whole model, except for ``TopK`` on the updates of Adam or AdamW (``momentum=auto``): there it
-            means chunks, unless the density is below one entry per chunk.
+            ``bucket`` of adjacent tensors or ``chunk`` of 4,096 entries. From each of them, at least one entry is sent.
+            ``auto`` means the whole model, except for ``TopK`` on the updates of Adam or AdamW (``momentum=auto``):
+            there it means chunks, unless the density is below one entry per chunk.
         bucket_entries: Number of entries per bucket; used only with ``scope=bucket``.
         warmup_steps: Number of synchronizations in which the density decreases exponentially to its final value.
-        warmup_density: Density k / n of the first of them.
+        warmup_density: Density k / n in the first of these synchronizations.
 
     Attributes:
-        chunks_updates: Whether ``auto`` can mean chunks.
+        chunks_updates: Whether ``scope=auto`` can mean chunks for this compressor.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -110,7 +111,7 @@ class Budget:
 
     @classmethod
     def takes_chunks(cls, scope: Any, density: Any) -> bool:
-        """Resolves ``scope=auto`` for compressed updates of Adam.
+        """Returns whether a scope means chunks if the updates of Adam are compressed (resolves ``auto``).
 
         Args:
             scope: Scope of the budget, not yet validated.
@@ -123,17 +124,17 @@ class Budget:
         return cls.chunks_updates and scope == AUTO and is_number(float, density) and density * CHUNK >= 1
 
     def density_at(self, step: int) -> float:
-        """Density k / n at ``step``: a geometric sequence from ``warmup_density`` to ``density``."""
+        """Returns the density k / n at ``step``: a geometric sequence from ``warmup_density`` to ``density``."""
         if step >= self.warmup_steps:
             return self.density
         return float(self.warmup_density * (self.density / self.warmup_density) ** (step / self.warmup_steps))
 
     def parts(self, context: Context) -> list[Range]:
-        """Parts of the vector in ``context``, and the number of entries to send of each, without empty parts."""
+        """Returns the parts (layers, buckets, ...) of the vector in ``context``, each with its k (entries to send)."""
         return list(_budgets(*self._key(context)))
 
     def pieces(self, blocks: Sequence[Range], context: Context) -> Pieces:
-        """Intersections of the parts with ``blocks`` of the vector in ``context``, except those that send nothing."""
+        """Returns the intersections of the parts with ``blocks`` of the vector in ``context``, except where k is 0."""
         key = self._key(context)
         if len(_budgets(*key)) == 1:
             whole = Ranges.of(blocks).sending
@@ -160,20 +161,20 @@ def _share(density: float, length: int) -> int:
 
 
 class BudgetedCompressor(Budget, SparseCompressor):
-    """Base class of sparse compressors that select entries within each part of a budget."""
+    """Base class of sparse compressors that select entries within each part (layer, bucket, ...) of the vector."""
 
     @property
     def index_step(self) -> int:
-        """Number of bits that the low bits of an index are a multiple of, as determined by the scope."""
+        """Granularity of index widths in messages, in bits, as determined by the scope."""
         return SCOPES[self.scope].index_step
 
     @abstractmethod
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Selects entries of some pieces.
+        """Selects entries of each given piece of the vector.
 
         Args:
             accumulated: Gradient plus residual.
-            pieces: Pieces of the vector, and the number of entries to send of each.
+            pieces: Pieces (parts, or intersections of parts with a block), and the number of entries to send of each.
             context: Context of this synchronization.
             state: State of this worker.
 
@@ -183,7 +184,7 @@ class BudgetedCompressor(Budget, SparseCompressor):
         """
 
     def selector(self, context: Context, state: State) -> Select:
-        """Returns a function that splits ranges at the borders of the parts, and selects entries of each piece."""
+        """Returns a function that splits given ranges at the borders of parts, and selects entries of each piece."""
 
         def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
             chosen = self.choose_all(accumulated, self.pieces(parts, context), context, state)
@@ -203,7 +204,8 @@ class PiecewiseCompressor(BudgetedCompressor):
         """Selects entries of one piece.
 
         Args:
-            values: Entries of the piece, shape (m,), m >= 1: a part, or its intersection with a block.
+            values: Entries of the piece, shape (m,), m >= 1. A piece is a part, or the intersection of a part with a
+                block.
             k: Number of entries to select, at least 1 and at most m.
             part: Number of the part, from 0.
             context: Context of this synchronization.
@@ -223,13 +225,13 @@ class PiecewiseCompressor(BudgetedCompressor):
 
 
 class Piece(NamedTuple):
-    """Intersection of a part with a block.
+    """Intersection of a part (layer, bucket, ...) with a block of the vector.
 
     Attributes:
         part: Number of the part, from 0.
-        start: First position.
+        start: First position of the piece.
         stop: Position after the last one.
-        k: Number of entries to send.
+        k: Number of entries to send of the piece.
     """
 
     part: int
@@ -277,7 +279,7 @@ class _Overlap(NamedTuple):
 
 @lru_cache(maxsize=128)
 def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, block: Range) -> Pieces:
-    """Intersections of all parts with a block, and their shares of the block's budget."""
+    """Returns the intersections of all parts with a block, and their shares of the block's budget."""
     found = []
     for number, part in enumerate(_budgets(scope, layout, bucket_entries, density)):
         low, high = max(part.start, block.start), min(part.stop, block.stop)

@@ -38,7 +38,7 @@ class Cast(DenseCompressor):
     """Sends and sums all entries in 16 bits.
 
     Gradients are divided by P first, so only an average that exceeds the format overflows. In fp16, magnitudes above
-    65504 become infinite, which the averaged gradient shows as with torch's hooks, and magnitudes below 6e-8 become
+    65504 become infinite and stay so in the averaged gradient, as with torch's hooks; magnitudes below 6e-8 become
     zero. bf16 has the range of float32, but a precision of 8 bits instead of fp16's 11.
 
     Args:
@@ -58,11 +58,11 @@ class Cast(DenseCompressor):
         check_choice("compressor.format", self.format, FORMATS)
 
     def sizes(self, context: Context) -> list[int]:
-        """Number of entries of the whole vector."""
+        """Returns the number of entries of the whole vector."""
         return [context.layout.length]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the gradients divided by P in 16 bits, and multiplies the result by P."""
+        """Divides the gradients by P, sums them in 16 bits, and multiplies the result by P."""
         values, workers = accumulated.values, context.worker.size
         shares = torch.empty_like(values, dtype=FORMATS[self.format])
         # Chunk by chunk, so that the division and the cast read an entry from memory once.
@@ -75,15 +75,15 @@ class Cast(DenseCompressor):
         return sums
 
     def summed_as(self, dtype: torch.dtype) -> torch.dtype:
-        """Dtype of the format."""
+        """Returns the 16-bit dtype of the format."""
         return FORMATS[self.format]
 
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Converts averages to sums."""
+        """Converts a slice of the average to a slice of the sum."""
         return part.to(dtype).mul_(context.worker.size)
 
 
 def _chunks(one: Tensor, other: Tensor) -> Iterable[tuple[Tensor, Tensor]]:
-    """Corresponding chunks of two vectors; whole vectors on a GPU."""
+    """Yields corresponding chunks of two vectors; the whole vectors on a GPU."""
     size = _CHUNK if one.device.type == "cpu" else max(len(one), 1)
     return zip(one.split(size), other.split(size), strict=True)

@@ -1,11 +1,11 @@
-"""Count-sketch compression: large entries are found in a small table that is summed like a dense gradient.
+"""Count-sketch compression: a small table, summed over all workers, shows which entries of the sum are large.
 
 Source: Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, Communication-efficient Distributed SGD with Sketching
 (Sketched-SGD), NeurIPS 2019; the compressor of Dai, Gong, An, Xu and Diao, Sketch-Fusion SGD, JPDC 185, 2024.
 
-Two sums, of r * c and of candidates * k values: with ``dense`` 4(P-1) rounds and 2(P-1)/P (r * c + candidates * k)
-words per worker, for any number of workers. Work: O(r * n) hashes, twice; memory: one vector of estimates, and the
-hashes of one block.
+Two sums, of r * c values (the table of r rows and c columns) and of candidates * k values: with ``dense`` 4(P-1) rounds
+and 2(P-1)/P (r * c + candidates * k) words per worker, for any number of workers. Work: O(r * n) hashes, twice; memory:
+one vector of estimates, and the hashes of one block.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ CPU_BLOCK, OTHER_BLOCK = 1 << 16, 1 << 22
 
 
 def derive(*numbers: int) -> int:
-    """Pseudo-random 64-bit number derived from integers in a fixed order."""
+    """Derives a pseudo-random 64-bit number from integers; their order matters."""
     state = 0
     for number in numbers:
         state = (state + (number + 1) * GOLDEN) & WORD
@@ -73,20 +73,20 @@ def derive(*numbers: int) -> int:
 def rankable(values: Tensor) -> Tensor:
     """Replaces NaN by infinity, so that ``values``, of any shape, can be ranked by magnitude.
 
-    A NaN can result only from an overflow.
+    NaN occurs only where infinities cancel after an overflow.
     """
     return values.nan_to_num(nan=math.inf, posinf=math.inf, neginf=-math.inf)
 
 
 @dataclass(frozen=True)
 class Sketch:
-    """Shape and hashes of a table.
+    """A count-sketch: shape and hash functions of the table that summarizes a vector.
 
     Queries only move, negate and compare numbers, so equal tables give equal answers on any device.
 
     Args:
-        rows: Number of rows, odd so that a median is one of the estimates.
-        columns: Number of buckets per row, at most 2^30.
+        rows: Number of rows; odd, so that the median is one of the rows' estimates.
+        columns: Number of columns per row, at most 2^30.
         seed: Seed of the hashes; only tables with the same seed can be summed.
     """
 
@@ -102,7 +102,7 @@ class Sketch:
         """Computes the table of a vector.
 
         Args:
-            values: Entries of shape (m,) at the positions ``start``, ``start + 1``, ...
+            values: Entries of the vector at positions ``start``, ``start + 1``, ...; shape (m,).
             start: Position of the first entry.
 
         Returns:
@@ -116,12 +116,12 @@ class Sketch:
         return plus - minus
 
     def estimate(self, table: Tensor, start: int, stop: int) -> Tensor:
-        """Estimates the entries at the positions ``[start, stop)``, shape (stop - start,).
+        """Estimates entries of the vector from its table; the result has shape (stop - start,).
 
         Args:
             table: Table of shape (rows * columns,) from ``insert``, or a sum of such tables.
-            start: First position.
-            stop: Position after the last one.
+            start: Position of the first entry.
+            stop: Position after the last entry.
         """
         # Signs are looked up with the bucket: a slot is a bucket with a sign.
         signed = torch.stack((table, -table), dim=1).view(self.rows, 2 * self.columns)
@@ -132,13 +132,13 @@ class Sketch:
         return estimates
 
     def largest(self, table: Tensor, start: int, stop: int, count: int) -> Tensor:
-        """Positions with the largest estimated magnitudes; ties go to the lowest position.
+        """Returns the positions with the largest estimated magnitudes; ties go to the lowest position.
 
         Args:
             table: Table of shape (rows * columns,) from ``insert``, or a sum of such tables.
-            start: First position.
-            stop: Position after the last one.
-            count: Number of positions.
+            start: First position to search.
+            stop: Position after the last one to search.
+            count: Number of positions to return.
 
         Returns:
             int64 positions of shape (min(count, stop - start),), strictly increasing, in ``[start, stop)``.
@@ -173,7 +173,7 @@ def _median(estimates: Sequence[Tensor]) -> Tensor:
 
 
 def _mix_(words: Tensor) -> Tensor:
-    """Applies ``mix`` (defined above) in place, to signed numbers with the same bits."""
+    """Applies ``mix`` in place, to signed numbers with the same bits."""
     for shift, factor in MIXER:
         shifted = (words >> shift).bitwise_and_(WORD >> shift)
         words.bitwise_xor_(shifted).mul_(_signed(factor))
@@ -181,7 +181,7 @@ def _mix_(words: Tensor) -> Tensor:
 
 
 def _signed(number: int) -> int:
-    """Signed 64-bit number with the bits of an unsigned one, after wrap-around."""
+    """Returns the signed 64-bit number with the bits of an unsigned one, after wrap-around."""
     number &= WORD
     return number - (1 << 64) if number >> 63 else number
 
@@ -195,11 +195,11 @@ METHODS = (
 
 
 class SketchedPart(NamedTuple):
-    """How one part of the gradient is sent.
+    """One part (layer, bucket, ...) of the gradient, and the size of its table.
 
     Attributes:
         part: Range of the part, and number of entries to send.
-        columns: Number of columns of its table; 0 without a table.
+        columns: Number of columns of the table; 0 if the part is sent without one.
         candidates: Number of entries whose exact sums are computed; all of them without a table.
     """
 
@@ -210,7 +210,7 @@ class SketchedPart(NamedTuple):
 
 @dataclass(frozen=True)
 class CountSketch(Budget, DenseCompressor):
-    """Sums sketches, then computes the exact sums of the entries that seem largest.
+    """Sums sketches (tables) of the gradients, then computes exact sums of the entries with the largest estimates.
 
     No sizes are published; the defaults are measured (``scripts/bench_sketch.py``). They send 20 values per entry of
     the budget, which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
@@ -254,7 +254,7 @@ class CountSketch(Budget, DenseCompressor):
         check_integer("compressor.seed", self.seed, least=0)
 
     def plan(self, context: Context) -> list[SketchedPart]:
-        """Plan for each part in ``context``: a table is used only where it reduces the number of words."""
+        """Returns the table size of each part in ``context``; a table is used only where it saves words."""
         return [self._plan(part) for part in self.parts(context)]
 
     def _plan(self, part: Range) -> SketchedPart:
@@ -265,13 +265,13 @@ class CountSketch(Budget, DenseCompressor):
         return SketchedPart(part, columns, candidates)
 
     def sizes(self, context: Context) -> list[int]:
-        """Number of entries of all tables, if any, and of all candidates."""
+        """Returns the number of entries in all tables, if any, and of all candidates."""
         plan = self.plan(context)
         tables, candidates = sum(self.rows * each.columns for each in plan), sum(each.candidates for each in plan)
         return [tables, candidates] if tables else [candidates]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the tables, then the candidates; removes the entries with the largest sums from the accumulator."""
+        """Sums the tables, then the candidates; removes the entries with the largest sums from ``accumulated``."""
         plan, values = self.plan(context), accumulated.values
         seed = derive(self.seed, context.step) if self.fresh_hashes else self.seed
         tables = torch.cat([values[:0], *(self._table(values, each, seed) for each in plan)])
@@ -304,7 +304,7 @@ class CountSketch(Budget, DenseCompressor):
 
 
 def _largest(sums: Tensor, plan: Sequence[SketchedPart]) -> Tensor:
-    """Indices of the candidates with the largest sums, as many per part as its budget allows."""
+    """Returns the indices of the candidates with the largest sums; each part contributes up to its budget."""
     found, begin = [torch.empty(0, dtype=torch.int64, device=sums.device)], 0
     for each in plan:
         found.append(top_k(rankable(sums[begin : begin + each.candidates]), each.part.k) + begin)

@@ -37,13 +37,13 @@ METHODS = (
 class SampledTopK(PiecewiseCompressor):
     """Keeps at most k entries, nearly always among the largest; ``Budget`` describes the other arguments.
 
-    The threshold is the k-th largest magnitude of a strided sample, with k scaled to its size. If too many entries
-    exceed it, the k largest of them are kept; while far too few exceed it, it is lowered.
+    The threshold is the k-th largest magnitude of a strided sample, with k scaled to its size. If more than k entries
+    exceed the threshold, the k largest of them are kept. While far too few exceed it, it is lowered.
 
     Args:
         sample_ratio: Share of the entries in the sample; lower is faster and less exact.
         least_sample: Minimum number of entries in the sample; for at most this number of entries, top-k is exact.
-        low: Share of k below which the threshold is lowered.
+        low: Share of k; the threshold is lowered while fewer entries exceed it.
         factor: Factor that the threshold is multiplied by to lower it.
         lowerings: Maximum number of times that the threshold is lowered.
 

@@ -32,7 +32,7 @@ METHODS = (
 class GaussianK(PiecewiseCompressor):
     """Keeps the entries above ``abs(mean) + z * standard deviation``; ``Budget`` describes the other arguments.
 
-    z is the two-sided quantile of a normal distribution beyond which a share k / n lies. Gradients are not normal, so
+    z is the two-sided quantile of a normal distribution: a share k / n of it lies beyond. Gradients are not normal, so
     the threshold is raised or lowered in steps while too many or too few entries exceed it. If none exceeds the final
     threshold (constant values, or a distribution far from normal), the k largest entries are kept.
 
@@ -44,8 +44,8 @@ class GaussianK(PiecewiseCompressor):
     Args:
         corrections: Maximum number of steps by which the threshold is corrected.
         factor: Size of a step, as a share of the threshold.
-        low: Share of k below which the threshold is lowered.
-        high: Multiple of k above which the threshold is raised.
+        low: Share of k; the threshold is lowered while fewer entries exceed it.
+        high: Multiple of k; the threshold is raised while more entries exceed it.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -90,7 +90,7 @@ class GaussianK(PiecewiseCompressor):
         return (mean.abs() + z * deviation) * torch.tensor(down + up, dtype=values.dtype, device=values.device)
 
     def _rung(self, exceeding: Sequence[int], k: int) -> int:
-        """Index of the threshold to use; ``exceeding``: number of entries above each threshold."""
+        """Returns the index of the threshold to use; ``exceeding`` holds the number of entries above each threshold."""
         rung = self.corrections
         step = 1 if exceeding[rung] > k else -1
         while not self._fits(exceeding[rung], k) and 0 <= rung + step < len(exceeding):

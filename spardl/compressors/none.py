@@ -27,9 +27,9 @@ class NoCompression(DenseCompressor):
     one_sum = True
 
     def sizes(self, context: Context) -> list[int]:
-        """Number of entries of the whole vector."""
+        """Returns the number of entries of the whole vector."""
         return [context.layout.length]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the vectors."""
+        """Sums the uncompressed vectors of all workers."""
         return (yield from total(accumulated.values))

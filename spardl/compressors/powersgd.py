@@ -35,8 +35,8 @@ class PowerSGDState(State):
     """State of PowerSGD, equal on all workers.
 
     Attributes:
-        basis: Orthonormal bases of the row space found in the last step, one for each compressed matrix, flattened:
-            shape (sum of rank * columns of the matrix,); empty without warm start.
+        basis: Orthonormal bases of the row spaces found in the last step, one per compressed matrix, flattened and
+            concatenated: shape (sum of rank * columns,); empty without warm start.
     """
 
     basis: Tensor
@@ -44,10 +44,10 @@ class PowerSGDState(State):
 
 @dataclass(frozen=True)
 class PowerSGD(DenseCompressor):
-    """Sends two thin factors of every matrix: a tensor with at least two dimensions, the first one by the rest.
+    """Sends two thin factors of every matrix; their product approximates it.
 
-    Tensors with fewer dimensions, and those that would not shrink, are sent uncompressed. Where a product overflows,
-    nothing is sent and nothing is kept.
+    A tensor with at least two dimensions is treated as a matrix of its first dimension by the rest. Other tensors, and
+    those that would not shrink, are sent uncompressed. Where a product overflows, nothing is sent and nothing is kept.
 
     Workers compute orthonormal columns and products from equal sums and rely on bit-identical results, so all workers
     need the same kind of processor, the same libraries and the same number of threads.
@@ -81,13 +81,13 @@ class PowerSGD(DenseCompressor):
         return PowerSGDState(self._random(_Plan.of(layout, self.rank), 0, dtype, device))
 
     def sizes(self, context: Context) -> list[int]:
-        """Number of entries of the left factors with the uncompressed tensors, and of the right factors, if any."""
+        """Returns the number of entries in left factors and uncompressed tensors, and in the right factors, if any."""
         plan = _Plan.of(context.layout, self.rank)
         first = plan.left_size + sum(stop - start for start, stop in plan.others)
         return [first, plan.right_size] if plan.stacks else [first]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums left factors computed from the basis, then right factors computed from the orthonormalized sum."""
+        """Sums the left factors (computed from the basis), then the right ones (from the orthonormalized first sum)."""
         assert isinstance(state, PowerSGDState)
         yield Phase.SELECT
         values, plan = accumulated.values, _Plan.of(context.layout, self.rank)
@@ -156,7 +156,7 @@ class _Plan:
 
     @classmethod
     def of(cls, layout: Layout, rank: int) -> _Plan:
-        """Plans to compress every tensor that shrinks; such a matrix has more than ``rank`` rows and columns."""
+        """Plans to compress every tensor that shrinks; it has more than ``rank`` rows and columns."""
         starts: dict[tuple[int, int], list[int]] = {}
         others = []
         for shape, (start, stop) in zip(layout.shapes, layout.tensors, strict=True):

@@ -71,11 +71,11 @@ class QSGD(CodeCompressor):
 
     @property
     def levels(self) -> int:
-        """Highest level, s; the lowest level is -s."""
+        """Highest level, s, of an entry; the lowest level is -s."""
         return int(2 ** (self.bits - 1)) - 1
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Size of a message in bytes; the norms have the type of the vector."""
+        """Returns the size of a message in bytes; norms are sent in the dtype of the vector."""
         return self._form(context).size(dtype)
 
     def _form(self, context: Context) -> ScaledCodes:
@@ -83,7 +83,7 @@ class QSGD(CodeCompressor):
         return ScaledCodes(-(-length // self.bucket_entries), length, self.bits)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes norms, then codes from 0 (level -s) to 2s (level s)."""
+        """Encodes the norms, then one code per entry, from 0 (level -s) to 2s (level s)."""
         form = self._form(context)
         padded = F.pad(vector, (0, form.scales * self.bucket_entries - form.codes))
         norms = self._scale(padded.view(form.scales, self.bucket_entries))
@@ -102,7 +102,7 @@ class QSGD(CodeCompressor):
         return norms
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Decodes levels / s, times the norms."""
+        """Decodes each entry as its level / s, times the norm of its bucket."""
         form = self._form(context)
         norms, codes = form.read(message, dtype)
         padded = torch.zeros(form.scales * self.bucket_entries, dtype=dtype, device=message.device)

@@ -146,11 +146,11 @@ class Quantized(CodeCompressor):
 
     @property
     def lessens(self) -> bool:
-        """Whether errors stay below the largest magnitude: they do, being less than one level, unless rotated."""
+        """Whether no error exceeds the largest magnitude in the vector; true unless blocks are rotated."""
         return not self.rotate
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Size of a message in bytes; scales and exempt tensors have the type of the vector."""
+        """Returns the size of a message in bytes; scales and exempt tensors are sent in the dtype of the vector."""
         coded, exempt = _parts(context.layout, self.exempt)
         return self._form(coded.entries).size(dtype) + exempt.entries * dtype.itemsize
 
@@ -160,7 +160,7 @@ class Quantized(CodeCompressor):
         return ScaledCodes(scales, scales * self.block if self.rotate else count, FORMATS[self.format].bits)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes scales, then codes, then exempt tensors."""
+        """Encodes the scales of all blocks, then the codes of the entries, then the exempt tensors."""
         coded, exempt = _parts(context.layout, self.exempt)
         values = coded.of(vector)
         wide, magnitudes = values.to(_compute_dtype(values.dtype)), None
@@ -174,7 +174,7 @@ class Quantized(CodeCompressor):
         return _joined(scales.to(vector.dtype), codes, exempt.of(vector))
 
     def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes in one pass if the scales need no conversion."""
+        """Encodes the vector and subtracts the decoded message; in one pass if the scales need no conversion."""
         if self.rotate or _compute_dtype(vector.dtype) != vector.dtype:
             return super().take(vector, context, state)
         coded, exempt = _parts(context.layout, self.exempt)
@@ -194,13 +194,13 @@ class Quantized(CodeCompressor):
         return seeded_generator(self.seed, context.step, context.worker.rank)
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Decodes the entries, and copies exempt tensors."""
+        """Decodes the codes, and copies the exempt tensors."""
         vector = message.new_empty(context.layout.length, dtype=dtype)
         self.decode_into(vector, message, context)
         return vector
 
     def decode_into(self, vector: Tensor, message: Tensor, context: Context, *, add: bool = False) -> None:
-        """Decodes into ``vector``; adds to it with ``add``."""
+        """Decodes a message into ``vector``; adds to it with ``add``, otherwise overwrites it."""
         coded, exempt = _parts(context.layout, self.exempt)
         border = self._form(coded.entries).size(vector.dtype)
         scales, codes = self._form(coded.entries).cut(message[:border], vector.dtype)
@@ -238,7 +238,7 @@ def hadamard(rows: Tensor) -> Tensor:
     """Multiplies rows by the orthonormal Hadamard matrix in Sylvester's order, which is its own inverse.
 
     Args:
-        rows: Tensor of shape (rows, size), with a size that is a power of two.
+        rows: Tensor of shape (rows, size); the size must be a power of two.
 
     Returns:
         The product in new memory, shape (rows, size).
@@ -292,7 +292,7 @@ class _Ranges(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _parts(layout: Layout, limit: int) -> tuple[_Ranges, _Ranges]:
-    """Ranges of quantized and of exempt tensors; one-dimensional ones of at most ``limit`` entries are exempt."""
+    """Returns the ranges of quantized and of exempt tensors (one-dimensional, with at most ``limit`` entries)."""
     found: dict[bool, list[tuple[int, int]]] = {True: [], False: []}
     for shape, border, entries in zip(layout.shapes, layout.tensors, layout.wholes, strict=True):
         found[len(shape) < 2 and entries <= limit].append(border)

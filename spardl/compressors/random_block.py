@@ -31,23 +31,23 @@ METHODS = (
 
 @dataclass(frozen=True)
 class RandomBlock(SharedChoice):
-    """Sends a random block of the model, or of each layer or bucket; ``SharedChoice`` describes the arguments.
+    """Sends a random block of the model, or of each layer or bucket; the arguments are those of :class:`SharedChoice`.
 
-    A block that exceeds the end of its part wraps around to the part's start, so that every entry is sent equally
-    often. The published method has one part per layer (``scope=layer``).
+    A block that exceeds the end of its part (the model, a layer or a bucket) continues at the start of the part, so
+    that every entry is sent equally often. The published method has one part per layer (``scope=layer``).
     """
 
     name = "random_block"
 
     def positions(self, context: Context, device: torch.device) -> Tensor:
-        """Positions of the block of each part."""
+        """Returns the positions of the block of each part, in increasing order."""
         pieces = [torch.empty(0, dtype=torch.int64, device=device)]
         for part, start in zip(self.parts(context), self.starts(context), strict=True):
             pieces += _block(part, start, device)
         return torch.cat(pieces)
 
     def starts(self, context: Context) -> list[int]:
-        """Start of the block of each part in ``context``, relative to the part's first entry.
+        """Returns the start of the block of each part in ``context``, relative to the part's first entry.
 
         Drawn from the seed and the step, uniformly over all entries of the part.
         """

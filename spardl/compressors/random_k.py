@@ -29,12 +29,12 @@ _DENSE = 0.25
 
 @dataclass(frozen=True)
 class RandomK(SharedChoice):
-    """Sends k random entries of the model, or of each layer or bucket; ``SharedChoice`` describes the arguments."""
+    """Sends k random entries of the model, or of each layer or bucket; the arguments are those of ``SharedChoice``."""
 
     name = "random_k"
 
     def positions(self, context: Context, device: torch.device) -> Tensor:
-        """Positions drawn for each part, from the seed, the step and the part's index."""
+        """Returns positions drawn for each part (layer, bucket, ...) from seed, step and number of the part."""
         drawn = []
         for number, part in enumerate(self.parts(context)):
             generator = seeded_generator(self.seed, context.step, number)
@@ -43,14 +43,14 @@ class RandomK(SharedChoice):
 
 
 def draw_distinct(length: int, k: int, generator: torch.Generator) -> Tensor:
-    """Draws without replacement; every subset of k numbers is equally likely.
+    """Draws k of the numbers 0 ... length - 1 without replacement; every subset is equally likely.
 
     Takes O(k log k) time and O(k) memory for small k.
 
     Args:
-        length: Number of elements to draw from.
+        length: Number of elements (positions) to draw from.
         k: Number of elements to draw, at most ``length``.
-        generator: CPU generator.
+        generator: Source of random numbers, on the CPU.
 
     Returns:
         int64 tensor of shape (k,), strictly increasing, in ``[0, length)``.

@@ -35,20 +35,21 @@ METHODS = (
 
 @dataclass
 class ReusedThresholdState(State):
-    """Thresholds in use.
+    """Thresholds that the next step reuses.
 
     Attributes:
-        thresholds: float64 tensor of shape (parts of the budget,); 0 where no threshold can be reused.
+        thresholds: One threshold per part (layer, bucket, ...), as a float64 tensor of shape (parts,); 0 where none is
+            known.
     """
 
     thresholds: Tensor
 
     def rescale(self, factor: float) -> None:
-        """Scales the thresholds, which are in the units of gradients."""
+        """Multiplies the thresholds, which have the unit of gradients, by ``factor``."""
         self.thresholds = self.thresholds * factor
 
     def set(self, part: int, threshold: float) -> None:
-        """Replaces one threshold."""
+        """Replaces the threshold of one part, by number."""
         # In a new tensor, because a saved state may share the old one.
         self.thresholds = self.thresholds.clone()
         self.thresholds[part] = threshold
@@ -56,13 +57,13 @@ class ReusedThresholdState(State):
 
 @dataclass(frozen=True)
 class ReusedThreshold(Reuse, BudgetedCompressor):
-    """Keeps the entries above a threshold; ``Budget`` and ``Reuse`` describe the other arguments.
+    """Keeps the entries above a threshold; the other arguments are those of ``Budget`` and ``Reuse``.
 
     Args:
-        period: Number of steps tau' from one exact evaluation, which keeps exactly k entries, to the next.
+        period: Number of steps, tau', from one exact evaluation of the threshold (which keeps k entries) to the next.
         pre_corrections: Maximum number of times that a threshold is raised before use if it selects too many.
-        pre_limit: Multiple of k above which a selection is too large.
-        pre_factor: Factor that raises the threshold.
+        pre_limit: Multiple of k; a selection of more entries is too large.
+        pre_factor: Factor that multiplies the threshold to raise it.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -85,12 +86,12 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
             check_number("compressor", name, getattr(self, name), 1)
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> ReusedThresholdState:
-        """Creates a state without thresholds."""
+        """Returns a state without thresholds, so that the first step evaluates them."""
         parts = self.parts(Context(Worker(0, 1), layout, 0))
         return ReusedThresholdState(torch.zeros(len(parts), dtype=torch.float64))
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Selects exactly k entries at the start of a period, else about k; no zeros unless all entries are sent."""
+        """Selects exactly k entries at the start of a period, later about k; zeros only if all are sent."""
         assert isinstance(state, ReusedThresholdState)
         # A search among the listed candidates is cheap, and always needed: for a due evaluation, for the next step's
         # lists, which follow the k largest wherever the threshold is, and to notice a threshold that selects too many.
@@ -122,7 +123,7 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         return chosen
 
     def _above(self, accumulated: Accumulator, part: Range, threshold: float) -> tuple[Tensor, float]:
-        """Entries above the threshold, which is raised while it selects too many; and the final threshold."""
+        """Returns the entries above the threshold, raised while it selects too many, and the final threshold."""
         kind = torch.finfo(accumulated.values.dtype)
         # In the dtype of the values, a small threshold can round to 0, which all zeros would reach.
         least = kind.tiny * kind.eps

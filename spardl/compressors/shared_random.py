@@ -1,4 +1,4 @@
-"""Base class of random selections that are equal on all workers, so that no positions are sent."""
+"""Base class of compressors that send random entries, equal on all workers, so that no positions are sent."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["SharedChoice"]
 
 @dataclass(frozen=True)
 class SharedChoice(Budget, DenseCompressor):
-    """Sends entries at random positions that are equal on all workers; ``Budget`` describes the other arguments.
+    """Sends entries at random positions that are equal on all workers; the other arguments are those of ``Budget``.
 
     Args:
-        seed: Seed of the positions, equal on all workers.
+        seed: Seed of the random positions, equal on all workers.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -41,7 +41,7 @@ class SharedChoice(Budget, DenseCompressor):
 
     @abstractmethod
     def positions(self, context: Context, device: torch.device) -> Tensor:
-        """Positions to send in a step.
+        """Returns the positions of the entries to send in a step.
 
         Args:
             context: Context of this synchronization.
@@ -52,11 +52,11 @@ class SharedChoice(Budget, DenseCompressor):
         """
 
     def sizes(self, context: Context) -> list[int]:
-        """Number of values sent of all parts."""
+        """Returns the number of values that are summed: one sum holds those of all parts."""
         return [self.count(context)]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the selected values."""
+        """Sums the selected values of all workers."""
         positions = self.positions(context, accumulated.values.device)
         # Clone: the sum may overwrite its argument, and the accumulator logs the tensor that it returned.
         values = accumulated.take_at(positions).clone()

@@ -42,7 +42,7 @@ class SignSGD(CodeCompressor):
         check_choice("compressor.scope", self.scope, ("layer", "model"))
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Size of a message in bytes; the scales have the type of the vector."""
+        """Returns the size of a message in bytes; mean magnitudes are sent in the dtype of the vector."""
         return self._form(context).size(dtype)
 
     def _form(self, context: Context) -> ScaledCodes:
@@ -52,7 +52,7 @@ class SignSGD(CodeCompressor):
         return SCOPES[self.scope].cut(context.layout, 1)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes scales, then a 1 for each non-negative entry."""
+        """Encodes the mean magnitudes (scales), then one bit per entry: 1 if it is not negative."""
         parts = self._parts(context)
         scales = vector.new_zeros(len(parts))
         for number, (start, stop) in enumerate(parts):
@@ -62,7 +62,7 @@ class SignSGD(CodeCompressor):
         return self._form(context).write(scales, (vector >= 0).view(torch.uint8))
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Decodes signs times scales."""
+        """Decodes each entry as its sign times the scale of its layer."""
         scales, codes = self._form(context).read(message, dtype)
         vector = codes.to(dtype).mul_(2).sub_(1)
         for scale, (start, stop) in zip(scales, self._parts(context), strict=True):

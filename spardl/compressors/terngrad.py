@@ -49,7 +49,7 @@ class TernGrad(CodeCompressor):
 
     @property
     def own_mass(self) -> Mass:
-        """Treatment of the unsent part; without clipping, the expected error is zero."""
+        """What happens to the rounding errors: without clipping, they are zero on average."""
         return Mass.UNBIASED if self.clip is None else self.mass
 
     def __post_init__(self) -> None:
@@ -58,11 +58,11 @@ class TernGrad(CodeCompressor):
         check_integer("compressor.seed", self.seed)
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Size of a message in bytes; the scales have the type of the vector."""
+        """Returns the size of a message in bytes; scales are sent in the dtype of the vector."""
         return _form(context).size(dtype)
 
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes scales, then codes: 0 for -1, 1 for 0, 2 for 1."""
+        """Encodes the scale of each layer, then one code per entry: 0 for -1, 1 for 0, 2 for 1."""
         ratios = vector.clone()
         scales = vector.new_zeros(len(context.layout.tensors))
         for layer, (start, stop) in enumerate(context.layout.tensors):
@@ -86,7 +86,7 @@ class TernGrad(CodeCompressor):
         return largest * limit
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Decodes signs times scales."""
+        """Decodes each entry as -1, 0 or 1 times the scale of its layer."""
         scales, codes = _form(context).read(message, dtype)
         vector = codes.to(dtype).sub_(1)
         for scale, (start, stop) in zip(scales, context.layout.tensors, strict=True):

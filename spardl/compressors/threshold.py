@@ -54,7 +54,7 @@ class Threshold(SparseCompressor):
             )
 
     def selector(self, context: Context, state: State) -> Select:
-        """Returns a function that compares each entry with the threshold, regardless of the budget."""
+        """Returns a function that selects all entries of at least the threshold, whatever number is requested."""
 
         def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
             return torch.cat([reaching(accumulated.values, *part[:2], self.threshold) for part in parts])

@@ -22,7 +22,7 @@ METHODS = (Combination("topk", compressor="topk", communicator="allgather", resi
 
 @dataclass(frozen=True)
 class TopK(BudgetedCompressor):
-    """Keeps the k largest entries of the model, or of each layer or bucket; ``Budget`` describes the arguments."""
+    """Keeps the k largest entries of the model, or of each layer or bucket; the arguments are those of ``Budget``."""
 
     name = "topk"
     chunks_updates = True

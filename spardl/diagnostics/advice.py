@@ -70,20 +70,21 @@ _RIVALS = frozenset({"bf16", "powersgd"})
 
 
 class Choice(NamedTuple):
-    """A method with its best schedule.
+    """A method with its best schedule, and the predicted step time.
 
     Attributes:
-        method: name of the method, for ``spardl.attach`` and ``compressor=``.
-        options: options of the method.
-        schedule: name of the schedule, for ``spardl.attach`` and ``schedule=``.
-        seconds: predicted seconds of a step.
-        bytes_sent: bytes that each worker sends in a step.
-        break_even_gbit: bandwidth in Gbit/s below which a synchronization with this method is faster than a dense one;
+        method: Name of the method, for ``spardl.attach`` and ``compressor=``.
+        options: Options of the method.
+        schedule: Name of the schedule, for ``spardl.attach`` and ``schedule=``.
+        seconds: Predicted time of a step, in seconds.
+        bytes_sent: Number of bytes that each worker sends in a step.
+        break_even_gbit: Bandwidth in Gbit/s below which a synchronization with this method is faster than a dense one;
             infinite if it always is, 0 if it never is or the method is dense.
-        local_update: whether the method needs the optimizer, because it applies the momentum before compression.
-        exchange: seconds of one synchronization of the whole model without overlap, as in outer steps.
-        between: smallest and largest seconds of a step over repetitions of a measurement; ``None`` without one.
-        pays_between: smallest and largest ``break_even_gbit`` over the same repetitions, or ``None``.
+        local_update: Whether the method needs the optimizer, because it applies the momentum before compression.
+        exchange: Time of one synchronization of the whole model without overlap, as in outer steps, in seconds.
+        between: Smallest and largest predicted time of a step, in seconds, over repeated measurements; ``None`` without
+            measurements.
+        pays_between: Smallest and largest ``break_even_gbit`` over the same measurements, or ``None``.
     """
 
     method: str
@@ -98,17 +99,17 @@ class Choice(NamedTuple):
     pays_between: tuple[float, float] | None = None
 
     def __str__(self) -> str:
-        """Arguments of ``spardl.attach`` after the model, without the optimizer."""
+        """Returns the arguments of ``spardl.attach`` after the model, without the optimizer."""
         return f'{self.arguments}, schedule="{self.schedule}"'
 
     @property
     def arguments(self) -> str:
-        """Method and options, as all handles accept them."""
+        """Method and options as Python text, as ``attach`` and all other handles accept them."""
         return ", ".join([f'"{self.method}"', *(f"{name}={value!r}" for name, value in self.options.items())])
 
     @property
     def call(self) -> str:
-        """Call of ``spardl.attach`` for a training loop."""
+        """Call of ``spardl.attach`` as Python text, to paste into a training loop."""
         return f"spardl.attach(model, {self}{', optimizer=optimizer' * self.local_update})"
 
 
@@ -117,13 +118,13 @@ class Advice:
     """Predicted step times of all methods.
 
     Attributes:
-        choices: all methods with their best schedules, ordered by step time.
-        network: network of the prediction.
-        workers: number of workers, P.
-        entries: number of parameters of the model.
-        compute: seconds of a step without communication; 0 if unknown, and then not included in any step time.
-        baseline: plain DDP: dense, in buckets of 25 MB that overlap the backward pass.
-        left_out: methods that cannot be compared, with the reason, one line each.
+        choices: All methods with their best schedules, ordered by step time.
+        network: Network of the prediction.
+        workers: Number of workers, P.
+        entries: Number of parameters of the model.
+        compute: Time of a step without communication, in seconds; 0 if unknown, and then not included in any step time.
+        baseline: Prediction for plain DDP: dense, in buckets of 25 MB that overlap the backward pass.
+        left_out: Methods that cannot be compared, each with the reason in one line.
     """
 
     choices: tuple[Choice, ...]
@@ -136,12 +137,12 @@ class Advice:
 
     @property
     def best(self) -> Choice:
-        """The fastest choice."""
+        """The choice with the shortest step time."""
         return self.choices[0]
 
     @property
     def advised(self) -> Choice:
-        """The recommended choice."""
+        """The recommended choice: ``best``, or a method that learns like dense training and is nearly as fast."""
         # A method that learns like dense training is preferred to a slightly faster one, if it clearly beats DDP.
         limit = min(CLEAR * self.best.seconds, self.baseline.seconds / CLEAR)
         near = (choice for choice in self.choices if choice.method in _LEARN_AS_DENSE and choice.seconds <= limit)
@@ -149,12 +150,12 @@ class Advice:
 
     @property
     def dense(self) -> Choice:
-        """Training without compression with its best schedule; the baseline if ``none`` is not compared."""
+        """Training without compression, with its best schedule; ``baseline`` if ``none`` is not compared."""
         return next((choice for choice in self.choices if choice.method == DENSE), self.baseline)
 
     @property
     def every(self) -> int | None:
-        """Local steps between exchanges for which communication takes 5% of the computation (``spardl.Outer``).
+        """Number of local steps per exchange (``spardl.Outer``) at which communication takes 5% of the computation.
 
         ``None`` if communication already takes less than that, or the time of the computation is unknown.
         """
@@ -288,16 +289,16 @@ Compressing: TypeAlias = Callable[[str, Mapping[str, Any]], Callable[[int], floa
 
 @dataclass(frozen=True)
 class Repeated:
-    """Repeated measurements of seconds by number of entries.
+    """Repeated measurements of a time as a function of the number of entries.
 
     Attributes:
-        lines: one line per repetition.
+        lines: Fitted line of each repetition.
     """
 
     lines: tuple[Linear, ...]
 
     def __call__(self, entries: int) -> float:
-        """Median over the repetitions."""
+        """Returns the median time over the repetitions, in seconds."""
         return median(line(entries) for line in self.lines)
 
 
@@ -310,10 +311,10 @@ def measured_compression(
     """Measures the time of compression on this machine, two to five times per method.
 
     Args:
-        workers: number of workers, P.
-        device: device of the gradients.
-        layout: tensors of the model, for methods that compress matrices; ``None`` if unknown.
-        clock: clock that limits the repetitions, in seconds.
+        workers: Number of workers, P.
+        device: Device of the gradients.
+        layout: Shapes of the model's tensors, for methods that compress matrices; ``None`` if unknown.
+        clock: Function that returns the time in seconds, to limit the repetitions.
     """
     largest = max(1 << 12, _MEASURED // workers)
 
@@ -335,12 +336,13 @@ def profiled(
     """Returns a profile of the model and the device of its gradients.
 
     Args:
-        model: model to measure, or a profile of it.
-        loss: function that runs one forward pass and returns the scalar loss; ``None`` to estimate from layer sizes.
-        seconds: seconds of both passes; ``None`` for measured ones, or 0 if they are not measured.
+        model: Model to measure, or a profile of it.
+        loss: Function that runs one forward pass and returns the scalar loss; ``None`` to estimate from layer sizes.
+        seconds: Time of forward and backward pass together, in seconds; ``None`` uses the measured time, or 0 without a
+            measurement.
 
     Raises:
-        ConfigError: if the model cannot be measured, or the seconds are out of range.
+        ConfigError: If the model cannot be measured, or the seconds are out of range.
     """
     if isinstance(model, Profile):
         return model if seconds is None else model.scaled(seconds), torch.device("cpu")
@@ -425,25 +427,26 @@ def advise(
     """Predicts the step time of every common method and schedule.
 
     Args:
-        model: model to train, or a profile of it.
-        bandwidth: bandwidth of each worker's link: ``"1gbit"``, ``"100mbit"``, a number of Gbit/s, a preset name
+        model: Model to train, or a profile of it.
+        bandwidth: Bandwidth of each worker's link: ``"1gbit"``, ``"100mbit"``, a number of Gbit/s, a preset name
             (``"ethernet_10g"``), a file from ``spardl doctor --out``, or a :class:`Network`.
-        workers: number of workers, P.
-        loss: function that runs one forward pass and returns the scalar loss. The passes are then measured, which
+        workers: Number of workers, P.
+        loss: Function that runs one forward pass and returns the scalar loss. The passes are then measured, which
             changes running statistics of the model but not its weights.
-        compute_seconds: seconds of the forward and backward pass together, instead of measured ones.
-        density: k / n of the sparse methods.
-        compressing: seconds of selection, packing and merging by method and number of entries, as measured on another
-            machine; ``None`` to measure them on this one. A dense sum counts as 0 seconds.
-        methods: methods to compare, from ``none``, ``bf16``, ``powersgd``, ``topka``, ``oktopk`` and ``spardl``.
+        compute_seconds: Time of forward and backward pass together, in seconds, instead of the measured time.
+        density: Density k / n of the sparse methods.
+        compressing: Function of a method and its options that returns the seconds of selection, packing and merging as
+            a function of the number of entries, as measured on another machine; ``None`` measures them on this one. A
+            dense sum counts as 0 seconds.
+        methods: Methods to compare, from ``none``, ``bf16``, ``powersgd``, ``topka``, ``oktopk`` and ``spardl``.
             PowerSGD, which compresses matrices, is skipped for a profile without shapes.
-        schedules: schedules to compare; by default those of ``spardl.attach``.
+        schedules: Schedules to compare; by default those of ``spardl.attach``.
 
     Returns:
-        The advice; ``print`` shows it as a table with plain DDP.
+        The predictions; ``print`` shows them as a table with plain DDP.
 
     Raises:
-        ConfigError: if a value is out of range, or a method or schedule is unknown.
+        ConfigError: If a value is out of range, or a method or schedule is unknown.
 
     Example:
         >>> def compressing(method, options):  # as measured on the machines in question; by default measured here
@@ -512,11 +515,11 @@ class _Cost(NamedTuple):
     repetitions: tuple[MethodCosts, ...]
 
     def rounds(self, entries: int) -> float:
-        """Rounds of a synchronization of ``entries`` entries."""
+        """Returns the number of rounds of a synchronization of ``entries`` entries."""
         return sum(self.costs.whole.formula(entries).rounds) / 2
 
     def bytes_sent(self, entries: int) -> float:
-        """Bytes that each worker sends in a synchronization."""
+        """Returns the number of bytes that each worker sends in a synchronization."""
         return sum(self.costs.whole.formula(entries).words) / 2 * self.costs.whole.word(entries)
 
 
@@ -584,7 +587,7 @@ def _timelines(costs: MethodCosts, profile: Profile, schedules: Sequence[str]) -
 
 
 def _break_even(cost: _Cost, dense: _Cost, entries: int) -> float:
-    """Bandwidth at which the seconds saved on the wire equal those of compression and of additional rounds."""
+    """Returns the bandwidth at which the time saved by shorter messages equals that of compression and more rounds."""
     saved = dense.bytes_sent(entries) - cost.bytes_sent(entries)
     rounds = cost.rounds(entries) - dense.rounds(entries)
     lost = cost.costs.whole.compression(entries) + rounds * cost.costs.whole.network.alpha

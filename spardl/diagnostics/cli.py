@@ -113,12 +113,12 @@ for command in (doctor, profile, advise, timeline, precompile):
 
 
 def run(command: click.Command, words: Sequence[str], name: str) -> int:
-    """Runs a command and prints bad input as a one-line error.
+    """Runs a command, and prints errors in the input as one line.
 
     Args:
-        command: command to run.
-        words: command-line arguments, without the program name.
-        name: program name as the user typed it.
+        command: Command of the click library to run.
+        words: Command-line arguments, without the program name.
+        name: Program name as the user typed it.
 
     Returns:
         The exit code: 2 for bad input, 130 if interrupted.
@@ -144,7 +144,7 @@ def _print_error(reason: str) -> int:
 
 
 def main() -> NoReturn:
-    """Runs ``spardl`` and exits at once, because torch may abort in interpreter shutdown after a peer was lost."""
+    """Runs ``spardl``, and exits without interpreter shutdown, in which torch may abort after a peer was lost."""
     exit_now(run(front, sys.argv[1:], "spardl"))
 
 

@@ -1,7 +1,8 @@
-"""Gradient averaging shared by all handles: parameters are put one by one, averaged in groups, and taken back.
+"""Gradient averaging shared by all handles: gradients are put in one by one, averaged in groups, and taken out.
 
-Also holds what every handle reports (:class:`Stats`), the process group it communicates over, and the checks that
-detect workers whose settings or loaded states differ.
+A handle is what ``attach`` and similar functions return. A group is a range of parameters whose gradients are averaged
+together. The module also holds the statistics of a handle (:class:`Stats`), the process group that it communicates
+over, and the checks that detect workers whose settings or loaded states differ.
 """
 
 from __future__ import annotations
@@ -53,21 +54,21 @@ class Stats(NamedTuple):
     """Communication statistics of one worker, averaged over steps; ``print`` shows them as a table with units.
 
     Attributes:
-        steps: number of synchronizations.
-        rounds: message exchanges per step.
-        words: words sent per step; an index or a value is one word.
-        bytes_sent: payload bytes sent per step. The messages with which ``mg_wfbp`` and ``layer_fusion`` measure the
-            network once are included here and in ``rounds``, ``words`` and ``seconds``.
-        dense_bytes: payload bytes that a ring all-reduce of the same gradients would send per step.
-        seconds: seconds per step by phase: ``select``, ``pack``, ``communicate``, ``merge``. They overlap with the
-            backward pass. The first step of a handle (compilation, setup) is excluded once there is a second one.
-        refused: number of gradients (each of a group of parameters) left out because they were not finite, or
-            saturated because a sum overflowed. Counts all workers, which exchange their counts after steps 1, 2, 4,
-            ..., 64 and after every 64th step; for ``all_reduce``, this worker only.
-        residual_ratio: norm of the residual as a multiple of the norm of one step's gradient (of its update with
-            ``optimizer=``), measured every 16 steps; ``None`` if unknown. It grows at first and should then level off.
-        residual_age: steps that an entry spends in the residual on average, by Little's law: L1 norm of the residual
-            divided by that of one step's gradient (or update).
+        steps: Number of synchronizations.
+        rounds: Number of message exchanges per step.
+        words: Number of words sent per step; an index or a value is one word.
+        bytes_sent: Number of payload bytes sent per step. The messages with which ``mg_wfbp`` and ``layer_fusion``
+            measure the network once are included here and in ``rounds``, ``words`` and ``seconds``.
+        dense_bytes: Number of payload bytes that a ring all-reduce of the same gradients would send per step.
+        seconds: Time per step in seconds, by phase: ``select``, ``pack``, ``communicate``, ``merge``. They overlap with
+            the backward pass. The first step of a handle (compilation, setup) is excluded once there is a second one.
+        refused: Number of gradients (each of a group of parameters) that were skipped because they were not finite, or
+            clipped because a sum overflowed. Counts all workers, which exchange their counts after steps 1, 2, 4, ...,
+            64 and after every 64th step; for ``all_reduce``, this worker only.
+        residual_ratio: 2-norm of the residual, as a multiple of the norm of one step's gradient (with ``optimizer=``:
+            of its update), measured every 16 steps; ``None`` if unknown. It grows at first and should then level off.
+        residual_age: Number of steps that an entry spends in the residual on average, by Little's law: L1 norm of the
+            residual divided by that of one step's gradient (or update).
     """
 
     steps: int
@@ -110,14 +111,14 @@ class _Counts(NamedTuple):
 
 
 class Meter:
-    """Averages the counts of a worker's ledger over steps.
+    """Averages a worker's communication counts (from its ledger, which records all messages) over steps.
 
     Args:
-        ledger: ledger of this worker.
-        size: number of workers.
+        ledger: Record of the messages and times of this worker.
+        size: Number of workers.
 
     Attributes:
-        steps: number of completed steps.
+        steps: Number of completed steps.
     """
 
     def __init__(self, ledger: Ledger, size: int) -> None:
@@ -134,7 +135,7 @@ class Meter:
             self._timed = self._counts(1)
 
     def reset(self, refused: int) -> None:
-        """Restarts all counts; ``refused``: number of gradients left out until now."""
+        """Restarts all counts; ``refused`` is the number of gradients skipped until now."""
         self._since = self._timed = self._counts(self.steps)
         self._refused = refused
 
@@ -144,10 +145,10 @@ class Meter:
         """Returns averages over the steps since ``reset``.
 
         Args:
-            nbytes: size of the gradients of one step in bytes.
-            refused: number of gradients left out until now.
-            waiting: size of the residual, if known.
-            under_way: whether to count a step that has begun but not ended.
+            nbytes: Size of the gradients of one step in bytes.
+            refused: Number of gradients skipped until now.
+            waiting: Size of the residual; ``None`` if unknown.
+            under_way: Whether to count a step that has begun but not ended.
         """
         now = self._counts(self.steps + under_way)
         since, timed = self._since, self._timed if now.steps > self._timed.steps else self._since
@@ -200,17 +201,17 @@ class Named(NamedTuple):
 
 
 class SideGroup(ProcessGroupCluster):
-    """The workers of a caller's process group, connected by a second group that has the timeout of the handle."""
+    """Cluster of the workers of a process group; it communicates over a second group with the timeout of the handle."""
 
     # A handle reports all traffic of its schedule, whereas the trainer's records contain training traffic only.
     counts_calibration = True
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs this worker's program in the communication thread and waits for it."""
+        """Runs this worker's program (its messages) in the communication thread; waits for the result."""
         return self._result(self.enqueue(programs))
 
     def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs a program that is not part of training, such as a check, and waits for it."""
+        """Runs a program that is not part of training, such as a check, without counting its messages."""
         return self._result(self.enqueue(programs, counted=False))
 
     def _result(self, flight: ProcessWork[T]) -> list[T]:
@@ -219,14 +220,14 @@ class SideGroup(ProcessGroupCluster):
 
 
 class LoadChecks:
-    """Detects workers that have loaded different states.
+    """Detects workers that have loaded different states, a few steps after the load.
 
-    Only the worker that loads knows about it, so workers exchange one byte. That costs a round trip on slow networks,
-    so it happens in each of the first steps and then every ``CHECK_INTERVAL`` steps. Workers that differ after a load
-    therefore fail at most ``CHECK_INTERVAL`` steps later.
+    Only the worker that loads knows about it, so workers must exchange one byte. That costs a round trip on slow
+    networks, so it happens in each of the first steps and then every ``CHECK_INTERVAL`` steps. Workers that differ
+    after a load therefore fail at most ``CHECK_INTERVAL`` steps later.
 
     Attributes:
-        steps: steps of the handle. Equal on all workers, even if only some of them loaded a state.
+        steps: Number of steps of the handle, equal on all workers even if only some of them loaded a state.
     """
 
     def __init__(self) -> None:
@@ -241,13 +242,13 @@ class LoadChecks:
         """Counts a step that begins.
 
         Args:
-            worker: worker of this process.
-            facts: returns the values that must be equal on all workers, by name.
-            device: device of the messages.
+            worker: Rank and number of workers.
+            facts: Function that returns the values that must be equal on all workers, by name.
+            device: Device of the messages.
 
         Returns:
-            The program that compares the facts of all workers if one of them loaded a state; empty in steps without a
-            check.
+            A list with the program that compares the facts of all workers if one of them loaded a state; empty in steps
+            without a check.
         """
         self.steps += 1
         if worker.size == 1 or (self.steps > ALWAYS_CHECKED and self.steps % CHECK_INTERVAL != 1):
@@ -263,18 +264,18 @@ class Averager:
     their settings in the first step, and their states within 16 steps after a load.
 
     Args:
-        method: method that averages the gradients.
-        schedule: schedule that forms the groups.
-        training: description of the training, whose gradient storage must be a copy.
-        cluster: the workers.
-        given: further settings that must be equal on all workers, by name.
-        update: returns settings of the optimizer that must be equal whenever workers compare, by name.
+        method: Method that averages the gradients.
+        schedule: Schedule that divides the parameters into groups.
+        training: Model, gradients and options of the training; its gradient storage must copy gradients.
+        cluster: Cluster that connects the workers.
+        given: Further settings that must be equal on all workers, by name.
+        update: Function that returns settings of the optimizer that must be equal on all workers, by name.
 
     Attributes:
-        numbers: numbers of the parameters (of any shapes), in the order of ``gradient``.
+        numbers: Number of each parameter (of any shape) in the order of the gradient storage.
 
     Raises:
-        ConfigError: if the method does not support the number of workers.
+        ConfigError: If the method does not support the number of workers.
     """
 
     def __init__(
@@ -314,8 +315,8 @@ class Averager:
         """Begins a step, unless it has already begun.
 
         Raises:
-            ConfigError: on all workers, in the first step, if their settings differ.
-            PeerError: if another worker is lost or does not reach the first step in time.
+            ConfigError: On all workers, in the first step, if their settings differ.
+            PeerError: If another worker is lost or does not reach the first step in time.
         """
         if self.begun:
             return
@@ -332,17 +333,17 @@ class Averager:
         self._in_backward = self._has_gradients = False
 
     def put(self, number: int, gradient: Tensor | None) -> None:
-        """Copies a parameter's gradient and sends its group once that is complete.
+        """Copies the gradient of a parameter, and starts to average its group if all its gradients are there.
 
         Args:
-            number: number of the parameter.
-            gradient: its gradient, of the parameter's shape; ``None`` for zeros.
+            number: Number of the parameter.
+            gradient: Gradient of the parameter, of its shape; ``None`` counts as zeros.
 
         Raises:
-            SpardlError: if this step already has a gradient of the parameter.
-            ConfigError: if the gradient is sparse, or the parameter's dtype or device has changed; on all workers in
+            SpardlError: If this step already has a gradient of the parameter.
+            ConfigError: If the gradient is sparse, or the parameter's dtype or device has changed; on all workers in
                 the first step, if their settings differ.
-            PeerError: if another worker is lost in the first step or does not reach it in time.
+            PeerError: If another worker is lost in the first step or does not reach it in time.
         """
         name = self.gradient.names[number]
         if gradient is not None and gradient.layout is not torch.strided:
@@ -363,7 +364,7 @@ class Averager:
         self.engine.complete(number)
 
     def check_parameters(self, numbers: Iterable[int] | None = None) -> None:
-        """Rejects parameters whose dtype or device has changed; ``numbers`` are those to check, all if ``None``."""
+        """Raises an error if dtype or device of a parameter in ``numbers`` (``None``: of any) has changed."""
         for number in range(len(self._placements)) if numbers is None else numbers:
             parameter, (dtype, device) = self.gradient.parameters[number], self._placements[number]
             if parameter.dtype is not dtype or parameter.device != device:
@@ -373,11 +374,11 @@ class Averager:
                 )
 
     def lend(self, numbers: Sequence[int], buffer: Tensor | None) -> None:
-        """Averages gradients in place, without a copy, if they form one group and the method has no residual.
+        """Averages gradients in the given memory, without a copy, if they form a group and the method has no residual.
 
         Args:
-            numbers: numbers of the parameters.
-            buffer: their gradients end to end in this order, shape (m,); ``None`` if they are not contiguous.
+            numbers: Numbers of the parameters.
+            buffer: Their gradients, one after the other in this order, shape (m,); ``None`` if they are not contiguous.
         """
         group = None if buffer is None else self._group_of(numbers, buffer)
         if group is None:
@@ -394,7 +395,7 @@ class Averager:
         return next((at for at, (group, own) in groups if wanted == (tuple(range(*group.tensors)), own.dtype)), None)
 
     def take_back(self, numbers: Sequence[int] | None = None) -> None:
-        """Stops sharing the memory of DDP's buckets for some parameters (``None``: all), whose gradients are copied."""
+        """Ends ``lend`` for some parameters (``None``: all): their gradients are copied again."""
         groups = self.engine.gradient_state.groups
         for lent in sorted(self._lent):
             if numbers is None or any(number in range(*groups[lent].tensors) for number in numbers):
@@ -402,12 +403,12 @@ class Averager:
                 self._lent.remove(lent)
 
     def continue_from(self, other: Averager) -> None:
-        """Continues ``other`` in another order of parameters, after a step; its method must have no residual."""
+        """Continues the training of ``other``, which has another order of parameters and no residual."""
         self.engine.continue_from(other.engine)
         self._compared, self._loads, self._refusals = other._compared, other._loads, other._refusals
 
     def note(self, number: int) -> None:
-        """Records that a backward pass, the last of a step or not, has a gradient of parameter ``number``."""
+        """Records that a backward pass has computed a gradient of parameter ``number``."""
         if self.begun:
             self._enter_backward()
         self.engine.note(number)
@@ -422,11 +423,11 @@ class Averager:
         """Excludes parameters from a step: sends zeros for them, and leaves their residuals and moments unchanged.
 
         Args:
-            numbers: numbers of the parameters.
+            numbers: Numbers of the parameters.
 
         Raises:
-            ConfigError: on all workers, in the first step, if their settings differ.
-            PeerError: if another worker is lost in the first step or does not reach it in time.
+            ConfigError: On all workers, in the first step, if their settings differ.
+            PeerError: If another worker is lost in the first step or does not reach it in time.
         """
         self.begin()
         if not self.method.carries:
@@ -449,27 +450,27 @@ class Averager:
             self.engine.gradient_state.changed()
 
     def missing(self) -> list[int]:
-        """Returns the parameters that have no gradient yet in this step."""
+        """Returns the numbers of the parameters whose gradients have not been put in this step."""
         numbers = range(len(self.gradient.names))
         return [number for number in numbers if not (self.begun and self._in_backward) or self.engine.awaits(number)]
 
     def wait(self) -> None:
-        """Waits until all complete groups are averaged; the next step may then begin.
+        """Waits until all complete groups are averaged, and ends the step.
 
         Raises:
-            PeerError: if another worker is lost or does not answer in time.
+            PeerError: If another worker is lost or does not answer in time.
         """
         if self.receive():
             self.report_refusals()
 
     def receive(self) -> bool:
-        """Waits for the averages; the caller must then call ``report_refusals`` in the same step on all workers.
+        """Waits like ``wait``, but reports no non-finite gradients: the caller must call ``report_refusals``.
 
         Returns:
             Whether a step had begun.
 
         Raises:
-            PeerError: if another worker is lost or does not answer in time.
+            PeerError: If another worker is lost or does not answer in time.
         """
         if not self.begun:
             return False
@@ -479,17 +480,17 @@ class Averager:
         return True
 
     def give_up(self) -> None:
-        """Ends a step whose last backward pass was interrupted, if there is one."""
+        """Ends a step whose last backward pass failed, if there is one."""
         if self.begun and self._has_gradients:
             self.begun = False
             self.engine.give_up()
             self._restore_excluded()
 
     def report_refusals(self, advice: str | None = None) -> None:
-        """Warns of non-finite gradients of this worker, and exchanges counts with the others in some steps.
+        """Warns of non-finite gradients of this worker; in some steps, also exchanges their counts with all workers.
 
         Args:
-            advice: end of the warning; ``None`` for a hint at ``scaler=`` where the handle has no GradScaler.
+            advice: End of the warning text; ``None`` uses a hint at ``scaler=`` if the handle has no GradScaler.
         """
         (own,) = self.engine.gradient_state.refusals()
         line = self._refusals.notice({self._worker.rank: own})
@@ -503,11 +504,11 @@ class Averager:
             self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
 
     def is_unchanged(self, gradient: Tensor, before: Tensor) -> bool:
-        """Returns whether a gradient is as before, except for the loss scale that a GradScaler may have removed.
+        """Returns whether a gradient equals its earlier value, up to the loss scale that a GradScaler may have removed.
 
         Args:
-            gradient: gradient now, of any shape.
-            before: earlier value, of the same shape.
+            gradient: Current gradient, of any shape.
+            before: Earlier value of the gradient, of the same shape.
         """
         # The tolerance covers the rounding of a division by the scale in half precision.
         multiples = {1.0, 1 / self.engine.scale}
@@ -517,7 +518,7 @@ class Averager:
 
     @property
     def refused(self) -> int:
-        """Number of gradients (of a group) that were non-finite or overflowed, on all workers."""
+        """Number of gradients (each of a group) that were non-finite or overflowed, on all workers."""
         return self._refusals.total
 
     def state_dict(self) -> dict[str, Any]:
@@ -529,7 +530,7 @@ class Averager:
         }
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Raises as ``load_state_dict`` would for the same ``values``, but changes nothing."""
+        """Raises the errors of ``load_state_dict`` for the same ``values``, without changing the state."""
         check_owner(values, self._owner, "groups")
         _check_state(values, self.engine, self.gradient.forward()[0])
 
@@ -537,7 +538,7 @@ class Averager:
         """Restores the state that ``state_dict`` returned on the same rank.
 
         Raises:
-            ConfigError: if the state belongs to another rank, world size, method, model or grouping, or is incomplete;
+            ConfigError: If the state belongs to another rank, world size, method, model or grouping, or is incomplete;
                 nothing is changed then.
         """
         self.check_state(values)
@@ -556,10 +557,10 @@ class Averager:
 
 
 class StepUndo:
-    """Undoes steps of an averager whose averages the loop has discarded.
+    """Restores residuals and moments after a step whose averages the training loop has discarded.
 
     Args:
-        averager: the averager, which owns this object.
+        averager: Averager that owns this object.
     """
 
     def __init__(self, averager: Averager) -> None:
@@ -569,7 +570,7 @@ class StepUndo:
         self._snapshot: Snapshot | None = None
 
     def begin(self) -> None:
-        """Prepares a step: called when nothing of the last step is in flight and the next one has sent nothing."""
+        """Prepares a step; must be called when the last step is complete and the next one has sent nothing."""
         if self._pending:
             self.last_step()
         self._steps_left = max(0, self._steps_left - 1)
@@ -582,11 +583,12 @@ class StepUndo:
     def last_step(self, *, in_flight: bool = False) -> None:
         """Restores residuals and moments to their values before the last step.
 
-        The first time there is no snapshot, so averages are added back to the residuals instead. From then on a
-        snapshot is taken in each step, until none was needed for ``_SNAPSHOT_STEPS`` steps.
+        The first time there is no snapshot, so averages are added back to the residuals instead. Afterwards, a snapshot
+        is taken in each step, until none was needed for ``_SNAPSHOT_STEPS`` steps.
 
         Args:
-            in_flight: whether that step is still in flight; it is then undone when the next backward pass begins.
+            in_flight: Whether the synchronizations of that step are still in flight; it is then undone when the next
+                backward pass begins.
         """
         averager = self._averager()
         assert averager is not None
@@ -603,16 +605,16 @@ class StepUndo:
         self._steps_left, self._snapshot = _SNAPSHOT_STEPS, None
 
     def forget(self) -> None:
-        """Drops the snapshot: the state was replaced, so no earlier step can be undone."""
+        """Deletes the snapshot, because the state was replaced and no earlier step can be undone."""
         self._pending, self._snapshot = False, None
 
 
 def inherit(into: Averager, other: Averager) -> None:
-    """Copies residuals and moments from one averager to another, where both methods have the same kind of state.
+    """Copies residuals and moments from one averager to another, as far as both methods keep them.
 
     Args:
-        into: averager that continues.
-        other: averager of the same parameters, in any groups; it may have no step in flight.
+        into: Averager to copy to.
+        other: Averager to copy from, with the same parameters in any groups; no step may be in flight.
     """
     other.engine.return_unused()
     moments = type(into.method.momentum) is type(other.method.momentum) and into.method.momentum.remembers
@@ -638,7 +640,7 @@ def _check_state(values: Mapping[str, Any], engine: InBackward, names: list[str]
     """Checks that an engine can continue from a state.
 
     Raises:
-        ConfigError: if the state has other parameters (than ``names``) or groups, or is incomplete or damaged.
+        ConfigError: If the state has other parameters (than ``names``) or groups, or is incomplete or damaged.
     """
     check_whole(values, REQUIRED_KEYS)
     if values["names"] != names:

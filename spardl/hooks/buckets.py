@@ -1,4 +1,4 @@
-"""DDP models and their buckets: which models a handle accepts, and groups that coincide with DDP's own buckets.
+"""Checks of DDP models, and groups of parameters that coincide with DDP's own buckets.
 
 Gradients that are summed where DDP stores them need no copy. DDP rebuilds its buckets before the second step of every
 process, in the order in which the first step completed gradients on rank 0 (Li et al., PyTorch Distributed, VLDB 2020,
@@ -53,13 +53,13 @@ __all__ = [
 
 
 def check_wrapped(ddp: nn.Module) -> None:
-    """Accepts a DistributedDataParallel that calls its hook with the same buckets on all workers.
+    """Checks that a model is a DistributedDataParallel that calls its hook with the same buckets on all workers.
 
     Args:
-        ddp: model to check.
+        ddp: Model to check.
 
     Raises:
-        ConfigError: if it is not one, is compiled, or skips buckets that this worker did not use.
+        ConfigError: If the model is not a DDP, is compiled, or skips buckets that this worker did not use.
     """
     if isinstance(getattr(ddp, "_orig_mod", None), DistributedDataParallel):
         raise ConfigError(
@@ -83,14 +83,15 @@ def check_wrapped(ddp: nn.Module) -> None:
 
 
 def check_modules(model: nn.Module, schedule: Schedule) -> None:
-    """Accepts a model whose gradients and forward passes a handle supports.
+    """Checks that a handle supports the gradients and forward passes of a model.
 
     Args:
-        model: module inside DDP.
-        schedule: schedule of the handle.
+        model: Module inside DDP.
+        schedule: Schedule of the handle.
 
     Raises:
-        ConfigError: if it has sparse gradients, or is compiled where the schedule needs hooks of single modules.
+        ConfigError: If the model has sparse gradients, or is compiled although the schedule needs hooks of single
+            modules.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
@@ -104,14 +105,14 @@ def check_modules(model: nn.Module, schedule: Schedule) -> None:
 
 
 def check_joined(ddp: nn.Module | None, before: object) -> None:
-    """Accepts a backward pass outside ``ddp.join()``, for handles that split the optimizer's state among workers.
+    """Checks that a backward pass does not run inside ``ddp.join()``, for handles that keep the optimizer's moments.
 
     Args:
-        ddp: model of the pass.
-        before: value of ``join_config`` when the handle was created: torch does not reset it after a ``join()``.
+        ddp: Model of the pass.
+        before: Result of ``join_config`` when the handle was created; torch does not reset it after a ``join()``.
 
     Raises:
-        ConfigError: if ``ddp.join()`` allows workers to make fewer steps than others.
+        ConfigError: If ``ddp.join()`` allows workers to make fewer steps than others.
     """
     now = join_config(ddp)
     uneven = getattr(now, "enable", False) and not getattr(now, "throw_on_early_termination", False)
@@ -130,10 +131,10 @@ def check_averaged(left_out: Iterable[tuple[str, nn.Parameter]]) -> None:
     as soon as an optimizer updates them.
 
     Args:
-        left_out: names and parameters that DDP does not average.
+        left_out: Names and parameters that DDP does not average.
 
     Raises:
-        ConfigError: if one of them requires a gradient.
+        ConfigError: If one of them requires a gradient.
     """
     for name, parameter in left_out:
         if parameter.requires_grad:
@@ -158,10 +159,10 @@ _FIRST_BUCKET_BYTES = 2**20
 
 @dataclass(frozen=True)
 class FixedGroups(Schedule):
-    """Sends given groups during the backward pass.
+    """Schedule that sends given groups of layers during the backward pass.
 
     Args:
-        partition: the groups, in flat order.
+        partition: Ranges of layers, in flat order.
     """
 
     partition: tuple[Range, ...]
@@ -169,7 +170,7 @@ class FixedGroups(Schedule):
     name = "wfbp"
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Returns an engine with these groups."""
+        """Creates an engine with these groups."""
         return InBackward(method, cluster, training, self.partition)
 
 
@@ -177,8 +178,8 @@ class Grouping(NamedTuple):
     """Order and groups in which gradients are averaged.
 
     Attributes:
-        named: the parameters; the flat vector has them in reverse order.
-        schedule: schedule that forms the groups.
+        named: Parameters and their names; the flat vector contains them in reverse order.
+        schedule: Schedule that forms the groups.
     """
 
     named: list[Named]
@@ -189,8 +190,8 @@ class BucketWatcher:
     """Observes the first step of a DDP model to predict the buckets that DDP forms afterwards.
 
     Args:
-        ddp: the model.
-        named: all its parameters, in the model's order.
+        ddp: Model to observe.
+        named: All parameters of the model, in its order.
     """
 
     def __init__(self, ddp: DistributedDataParallel, named: Sequence[Named]) -> None:
@@ -210,11 +211,11 @@ class BucketWatcher:
             self._order.append(number)
 
     def observed(self, cluster: Cluster, synchronized: Iterable[nn.Parameter]) -> Grouping:
-        """Returns DDP's buckets, in the order of gradients on rank 0; a collective call.
+        """Returns DDP's buckets, in the order of gradients on rank 0; all workers must call this.
 
         Args:
-            cluster: the workers.
-            synchronized: parameters that DDP synchronizes.
+            cluster: Cluster that connects the workers.
+            synchronized: Parameters that DDP synchronizes.
         """
         self.close()
         mine = list(dict.fromkeys([*self._order, *range(len(self._named))]))
@@ -235,8 +236,8 @@ def saved_grouping(named: Iterable[Named], values: Mapping[str, Any]) -> Groupin
     """Returns the order and groups of a saved state; ``None`` if it has other parameters.
 
     Args:
-        named: parameters of the handle.
-        values: the state, already checked for its keys.
+        named: Parameters of the handle.
+        values: Saved state whose keys have been checked.
     """
     own, partition = {pair.name: pair for pair in named}, values.get("partition", [])
     names = values["names"]
@@ -246,7 +247,7 @@ def saved_grouping(named: Iterable[Named], values: Mapping[str, Any]) -> Groupin
 
 
 def _limits_of(ddp: DistributedDataParallel) -> list[int]:
-    """Bytes at which DDP closes its first bucket, the second and so on; the last limit applies to all others."""
+    """Returns the sizes in bytes at which DDP closes its first bucket, the second, and all others."""
     # Names of these attributes differ between versions of torch.
     if listed := getattr(ddp, "bucket_bytes_cap_list", None):
         return list(listed)
@@ -256,7 +257,7 @@ def _limits_of(ddp: DistributedDataParallel) -> list[int]:
 
 
 def _fill_buckets(sizes: Sequence[int], limits: list[int]) -> list[Range]:
-    """Closes each bucket when it reaches its limit, as DDP does."""
+    """Divides tensors into buckets; each is closed when it reaches its limit, as in DDP."""
     found: list[Range] = []
     start = held = 0
     for number, size in enumerate(sizes):
@@ -271,11 +272,11 @@ def _fill_buckets(sizes: Sequence[int], limits: list[int]) -> list[Range]:
 
 
 def fills_buffer(views: Iterable[Tensor], buffer: Tensor) -> bool:
-    """Returns whether tensors fill a buffer end to end, each of them contiguous.
+    """Returns whether contiguous tensors lie in a buffer one after the other, and fill it.
 
     Args:
-        views: the tensors, in this order, of any shapes.
-        buffer: buffer to fill, shape (m,).
+        views: Tensors of any shapes, in the order to check.
+        buffer: Buffer to fill, shape (m,).
     """
     place = 0
     for view in views:
@@ -291,7 +292,7 @@ def views_of(bucket: GradBucket) -> dict[Tensor, Tensor]:
     DDP lays out a gradient like its parameter (channels_last, transposed), which ``bucket.gradients()`` ignores.
 
     Args:
-        bucket: bucket from DDP.
+        bucket: Bucket from DDP.
 
     Returns:
         Views of the buffer, each of its parameter's shape.
@@ -311,8 +312,8 @@ def unchanged_bucket(bucket: GradBucket, device: torch.device) -> torch.futures.
     """Returns a bucket without averaging it, for a backward pass whose gradients are ignored.
 
     Args:
-        bucket: bucket from DDP.
-        device: device of its gradients.
+        bucket: Bucket from DDP.
+        device: Device of the bucket's gradients.
 
     Returns:
         A completed future with the bucket's buffer, shape (n,).

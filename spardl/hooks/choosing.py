@@ -1,4 +1,4 @@
-"""Arguments of handles: finds the method and schedule for a name, and checks them against optimizer and scaler."""
+"""Arguments of handles: makes method and schedule from names and options, and checks them against the optimizers."""
 
 from __future__ import annotations
 
@@ -47,16 +47,16 @@ def choose_method(
     schedule: str | Schedule | None = None,
     optimizer: Optimizers = None,
 ) -> Method:
-    """Returns the method for a handle.
+    """Makes the method of a handle from the arguments of the user.
 
     Args:
-        method: name of the method, or a method.
-        options: options of its parts.
-        schedule: schedule of the handle, if it has one; ``dear`` splits sums into two halves.
-        optimizer: optimizers of the handle, if any; Muon changes defaults of some methods.
+        method: Name of the method, or a method.
+        options: Options of the method.
+        schedule: Schedule of the handle, if it has one; ``dear`` requires sums in two halves.
+        optimizer: Optimizers passed to the handle, if any; Muon changes the defaults of some methods.
 
     Raises:
-        ConfigError: if there is no method of that name, or an option is unknown or has no effect.
+        ConfigError: If no method has this name, or an option is unknown or has no effect.
     """
     halves = isinstance(schedule, Dear) or schedule == Dear.name
     if not isinstance(method, Method) and matrices_of(optimizers_of(optimizer)):
@@ -71,14 +71,14 @@ def choose_method(
 
 
 def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedule:
-    """Returns the schedule for a handle.
+    """Makes the schedule of a handle from the arguments of the user.
 
     Args:
-        schedule: name of the schedule, or a schedule.
-        bucket_mb: maximal size of a group in megabytes, where the schedule has such a limit; ``None`` for its default.
+        schedule: Name of the schedule, or a schedule.
+        bucket_mb: Largest size of a group in megabytes, if the schedule has such a limit; ``None`` uses its default.
 
     Raises:
-        ConfigError: if the schedule is unknown, has no such limit, or does not overlap communication with computation.
+        ConfigError: If the schedule is unknown, has no such limit, or does not overlap communication with computation.
     """
     if bucket_mb is not None and (not is_number(float, bucket_mb) or not bucket_mb > 0):
         raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
@@ -114,14 +114,14 @@ def check_update(
     """Checks optimizers, ``clip_norm`` and scaler of a handle against its schedule and method.
 
     Args:
-        schedule: schedule of the handle.
-        method: method of the handle.
-        optimizers: optimizers passed to the handle, if any.
-        clip_norm: largest norm of a gradient.
+        schedule: Schedule of the handle.
+        method: Method of the handle.
+        optimizers: Optimizers passed to the handle, if any.
+        clip_norm: Largest 2-norm of a gradient; ``None`` for no limit.
         scaler: GradScaler of the loss, if any.
 
     Raises:
-        ConfigError: if one of them is missing, has no effect, contradicts the method or is invalid.
+        ConfigError: If one of them is missing, has no effect, contradicts the method or is invalid.
     """
     if scaler is not None and scaler.is_enabled() and method.compressor.absolute:
         raise ConfigError(
@@ -174,16 +174,16 @@ def _check_several(
 def check_optimizer_parameters(
     schedule: Schedule, method: Method, optimizers: Sequence[torch.optim.Optimizer], averaged: Sequence[Named]
 ) -> None:
-    """Checks that optimizers whose steps apply averages have exactly the averaged parameters, each of them once.
+    """Checks that optimizers that apply averages contain exactly the averaged parameters, each of them once.
 
     Args:
-        schedule: schedule of the handle.
-        method: method of the handle.
-        optimizers: optimizers passed to the handle, if any.
-        averaged: parameters that the handle averages.
+        schedule: Schedule of the handle.
+        method: Method of the handle.
+        optimizers: Optimizers passed to the handle, if any.
+        averaged: Parameters that the handle averages.
 
     Raises:
-        ConfigError: if the optimizers lack some of them, have others, or share some.
+        ConfigError: If the optimizers lack some of these parameters, contain others, or share some.
     """
     # Other methods average gradients, which any number of optimizers can use.
     if not optimizers or not (method.momentum.moved or isinstance(schedule, Dear)):
@@ -213,11 +213,11 @@ def check_known(parameters: Sequence[nn.Parameter], averaged: Container[Tensor])
     """Checks that an optimizer updates averaged parameters only.
 
     Args:
-        parameters: parameters of the optimizer.
-        averaged: parameters that the handle averages, of any shapes.
+        parameters: Parameters of the optimizer.
+        averaged: Parameters that the handle averages, of any shape.
 
     Raises:
-        ConfigError: if the optimizer has others.
+        ConfigError: If the optimizer contains other parameters.
     """
     if others := sum(each not in averaged for each in parameters):
         raise ConfigError(
@@ -264,9 +264,9 @@ def update_facts(
     """Returns a function that describes how optimizers update parameters, which must be equal on all workers.
 
     Args:
-        optimizers: optimizers passed to the handle, if any.
-        named: all parameters of the handle, including frozen ones.
-        matrices: parameters of shape (a, b) whose update Muon computes.
+        optimizers: Optimizers passed to the handle, if any.
+        named: All parameters of the handle, including frozen ones.
+        matrices: Parameters of shape (a, b) that Muon updates.
 
     Returns:
         Function that returns the current parameter groups, learning rates, weight decays and names of frozen

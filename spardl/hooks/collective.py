@@ -1,4 +1,4 @@
-"""Average of a single tensor over all workers, and its cost: :func:`all_reduce`."""
+"""The function :func:`all_reduce`, which averages a single tensor over all workers and measures the cost."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Reduced(NamedTuple):
     """Result of :func:`all_reduce`.
 
     Attributes:
-        average: average of the tensors, of the same shape, bit-identical on all workers.
-        residual: part of this worker's tensor that is in no average yet, of the same shape. Add it to the next tensor.
-        cost: communication volume and times of this worker.
+        average: Average of the tensors of all workers, of the same shape, bit-identical on all workers.
+        residual: Part of this worker's tensor that was not sent, of the same shape. Add it to the next tensor.
+        cost: Communication statistics of this worker.
     """
 
     average: Tensor
@@ -48,25 +48,25 @@ def all_reduce(
     compare: bool = True,
     **options: Any,
 ) -> Reduced:
-    """Averages a tensor over all workers, which must call this with tensors of equal shape and dtype.
+    """Averages a tensor over all workers; all must call this, with tensors of equal shape and dtype.
 
     Args:
-        tensor: floating-point tensor of any shape; not modified.
-        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`. Calls share no state.
-        group: process group; ``None`` for the default group. Its timeout limits every wait.
-        step: number of the call from 0, equal on all workers. Methods with random numbers draw different ones in each
+        tensor: Floating-point tensor of any shape; not modified.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`. Calls share no state.
+        group: Process group; ``None`` for the default group. Its timeout limits every wait.
+        step: Number of the call, from 0, equal on all workers. Methods with random numbers draw other numbers in each
             step, and those with a warm-up depend on it.
-        compare: whether workers first compare their arguments, and all raise an error if they differ. This takes
+        compare: Whether workers first compare their arguments, and all raise an error if they differ. This takes
             ceil(log2 P) additional rounds of 32 bytes, which ``cost`` does not include.
-        **options: options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+        **options: Options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
         The average, this worker's residual and the cost.
 
     Raises:
-        ConfigError: if the method or an option is unknown or does not support the number of workers, or the tensor has
+        ConfigError: If the method or an option is unknown or does not support the number of workers, or the tensor has
             another dtype; on all workers, if their arguments differ.
-        PeerError: if another worker is lost or does not answer in time.
+        PeerError: If another worker is lost or does not answer in time.
 
     Example:
         >>> reduced = spardl.all_reduce(torch.tensor([3.0, -1.0, 0.5, -4.0]), "spardl", density=0.5)

@@ -28,13 +28,13 @@ __all__ = ["DelayedUpdate"]
 
 
 class DelayedUpdate:
-    """Lets a schedule that updates in the next forward pass take over an optimizer's steps.
+    """Connects an optimizer with a schedule that applies its updates during the next forward pass.
 
     Args:
-        averager: averager with such a schedule.
-        model: model whose forward passes wait.
-        optimizer: optimizer of its parameters.
-        clip_norm: largest norm of a gradient, enforced by the schedule.
+        averager: Averager with such a schedule (``dear``).
+        model: Model whose forward passes wait for the updates.
+        optimizer: Optimizer of the model's parameters.
+        clip_norm: Largest 2-norm of the average, enforced by the schedule.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DelayedUpdate:
         self._averager.note(number)
 
     def collect(self) -> bool:
-        """Ends the backward pass; the synchronizations pause after their first half.
+        """Ends the backward pass; the synchronizations pause after their reduce-scatter.
 
         Returns:
             Whether the averages can be used, that is, no gradient of any worker overflowed.
@@ -101,11 +101,11 @@ class DelayedUpdate:
         return None
 
     def mark(self) -> None:
-        """Remembers the gradients at the end of a backward pass: these were sent."""
+        """Records the gradients at the end of a backward pass, when they have been sent."""
         self._marks.set(self._averager.gradient.parameters)
 
     def _check_sent(self) -> None:
-        """Rejects gradients that changed after they were sent, unless clipped to the limit of the schedule."""
+        """Raises an error if gradients changed after they were sent, unless clipped to the limit of the schedule."""
         parameters = self._averager.gradient.parameters
         changed = self._marks.changed(parameters, scaled=self._averager.scaled)
         self._marks.clear()
@@ -133,7 +133,7 @@ class DelayedUpdate:
             self._warned = True
 
     def _compare_sample(self) -> tuple[int | None, bool]:
-        """Returns the number of the parameter whose gradient was copied, and whether that is unchanged."""
+        """Returns the number of the parameter whose gradient was copied, and whether the gradient is unchanged."""
         if self._sample is None:
             return None, True
         number, sent = self._sample
@@ -146,7 +146,7 @@ class DelayedUpdate:
         return math.isclose(norm, clip_norm, rel_tol=1e-2)
 
     def drop(self) -> None:
-        """Drops averages for which the loop called no ``step()``, as a GradScaler does after an overflow."""
+        """Discards averages if the loop called no ``step()`` for them, as a GradScaler after an overflow."""
         if self._awaits_step:
             self._awaits_step, self._dropped = False, True
             self._engine.drop()
@@ -182,12 +182,12 @@ class DelayedUpdate:
             self._hidden.close()
 
     def flush(self) -> None:
-        """Applies all updates that steps have scheduled."""
+        """Applies all updates that ``step()`` has scheduled."""
         if not self._awaits_step:  # otherwise all earlier updates were applied before the backward pass
             self._engine.flush()
 
     def settle(self) -> None:
-        """Drops averages without a ``step()``, and applies all other updates."""
+        """Discards averages for which ``step()`` was not called, and applies all other updates."""
         self.drop()
         self.flush()
 
@@ -195,7 +195,7 @@ class DelayedUpdate:
         """Applies pending updates, and removes all hooks from model and optimizer even if that fails.
 
         Raises:
-            PeerError: if another worker is lost: the last update has then been applied in part or not at all.
+            PeerError: If another worker is lost: the last update has then been applied in part or not at all.
         """
         if self._awaits_step:
             warnings.warn(

@@ -1,4 +1,4 @@
-"""Base classes of handles: setup of method and workers, statistics, and the connection to an optimizer."""
+"""Base classes of handles (results of ``attach`` etc.): setup, state, statistics, and connection to an optimizer."""
 
 from __future__ import annotations
 
@@ -39,19 +39,17 @@ __all__ = ["GradientHandle", "Handle", "ShardedState"]
 
 
 class Handle(ABC):
-    """Base class of all handles: a method, the workers that use it, and their statistics.
+    """Base class of all handles: a method, the connection to the other workers, and statistics.
 
     Args:
-        method: method that averages, with a resolved momentum.
-        cluster: the workers.
-        trained: parameters to average.
+        method: Method that averages gradients or updates, with a resolved momentum.
+        cluster: Cluster that connects the workers.
+        trained: Parameters whose gradients are averaged.
 
     Attributes:
-        method: method that averages.
-
-    Raises:
-        ConfigError: if the method does not support the number of workers.
-        PeerError: if a worker is lost.
+        method: Method that averages gradients or updates. Raises:
+        ConfigError: If the method does not support the number of workers.
+        PeerError: If a worker is lost during setup.
     """
 
     def __init__(self, method: Method, cluster: ProcessGroupCluster, trained: Iterable[nn.Parameter]) -> None:
@@ -74,7 +72,7 @@ class Handle(ABC):
         """Restores the state that ``state_dict`` returned on the same rank and world size.
 
         Args:
-            values: saved state.
+            values: Result of ``state_dict``, as saved.
         """
 
     def sharded(self, saved: str | PathLike[str] | None = None) -> ShardedState:
@@ -84,30 +82,32 @@ class Handle(ABC):
         ``dcp.load({"model": ..., "spardl": handle.sharded(folder)}, checkpoint_id=folder)`` loads it.
 
         Args:
-            saved: folder of a checkpoint that another number of workers may have saved; ``None`` if it is of the same
-                number, or for saving.
+            saved: Folder of a checkpoint to load, if another number of workers may have saved it; ``None`` otherwise,
+                or to save.
 
         Raises:
-            ConfigError: if the folder contains no such state.
+            ConfigError: If the folder contains no such state.
         """
         return ShardedState(self, self._worker.size if saved is None else _saving_workers(saved))
 
     def load_resharded(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restores states that another number of workers saved.
 
-        The residuals keep their sum over all workers, velocities their mean; states of the compressor and of the
-        communicator start again. With the same number of workers, each loads its own state as with ``load_state_dict``.
+        The sum of the residuals over all workers and the mean of the velocities stay the same; compressor and
+        communicator start with new states. With the same number of workers, each loads its own state as with
+        ``load_state_dict``.
 
         Args:
-            states: results of ``state_dict`` of all ranks that saved them, in the order of ranks, on any device.
+            states: Results of ``state_dict`` of all ranks that saved them, in the order of ranks, on any device.
 
         Raises:
-            ConfigError: as ``load_state_dict``, or if this kind of handle needs the world size that saved the states.
+            ConfigError: If ``load_state_dict`` rejects a state, or this kind of handle supports no change of the world
+                size.
         """
         self._load_shares(dict(enumerate(states)), len(states))
 
     def _load_shares(self, states: Mapping[int, Mapping[str, Any]], before: int) -> None:
-        """Loads this worker's share of the states of ``before`` workers: ``states`` of its sources, by rank."""
+        """Loads this worker's share of the residuals of ``before`` workers, from the ``states`` of some ranks."""
         if before != self._worker.size:
             raise ConfigError(
                 f"this state was saved by {before} workers, but this is rank {self._worker.rank} of "
@@ -131,12 +131,12 @@ class Handle(ABC):
 
     @property
     def _waiting(self) -> ResidualSize | None:
-        """Size of the residual, if known."""
+        """Size of the residual; ``None`` if unknown."""
         return None
 
     @property
     def _in_step(self) -> bool:
-        """Whether a step has begun that the meter has not counted and the statistics include."""
+        """Whether a step has begun that the statistics include, though it is not complete."""
         return False
 
 
@@ -144,20 +144,20 @@ class GradientHandle(Handle):
     """Base class of handles that average gradients, or updates of an optimizer, during the backward pass.
 
     Args:
-        method: method that averages.
-        schedule: schedule that forms the groups.
-        named: all parameters of the handle, including frozen ones.
-        trained: the parameters to average.
-        device: device of the messages.
-        group: process group; ``None`` for the default group.
-        timeout: seconds after which a worker that does not answer counts as lost.
+        method: Method that averages gradients or updates.
+        schedule: Schedule that divides the parameters into groups.
+        named: All parameters of the handle, including frozen ones.
+        trained: Parameters whose gradients are averaged.
+        device: Device of the messages.
+        group: Process group; ``None`` for the default group.
+        timeout: Seconds after which a worker that does not answer counts as lost.
         scaler: GradScaler that scales the loss, if any.
-        optimizer: optimizer of the parameters, or several, if passed to the handle.
-        clip_norm: largest norm of a gradient, if passed to the handle.
+        optimizer: Optimizer of the parameters, or several, if passed to the handle.
+        clip_norm: Largest 2-norm of a gradient, if passed to the handle.
 
     Raises:
-        ConfigError: if an argument is invalid or does not fit the others.
-        PeerError: if a worker is lost.
+        ConfigError: If an argument is invalid, or contradicts another one.
+        PeerError: If a worker is lost during setup.
     """
 
     # The averager is None once another handle has its state. The finalizer stops watching the optimizer's steps when
@@ -205,13 +205,13 @@ class GradientHandle(Handle):
     def _make_averager(
         self, named: Sequence[Named], given: Mapping[str, Any], schedule: Schedule | None = None, **training: Any
     ) -> Averager:
-        """Makes an averager of parameters.
+        """Makes an averager of the given parameters.
 
         Args:
-            named: the parameters.
-            given: further settings that must be equal on all workers, by name.
-            schedule: schedule that forms the groups, if not that of the handle.
-            **training: further fields of :class:`Training`.
+            named: The parameters.
+            given: Further settings that must be equal on all workers, by name.
+            schedule: Schedule that forms the groups, if not that of the handle.
+            **training: Further fields of :class:`Training`.
         """
         made = self._make_training(**{"model": None, "optimizer": None, **training}, gradient=CopiedGradient(named))
         given = {"handle": given["handle"], **options_of(self._schedule), **given}
@@ -236,7 +236,7 @@ class GradientHandle(Handle):
         averager.engine.adopt(0, clone_data([first, *others]), before)
 
     def _watch_steps(self, *, delayed: bool = False) -> None:
-        """Starts to watch the optimizer's steps; ``delayed``: whether updates are applied after ``step()`` returns."""
+        """Starts to check the optimizer's steps; ``delayed``: whether updates are applied after ``step()`` returns."""
         self._optimizer_steps = OptimizerSteps(
             self.method,
             self._optimizers,
@@ -248,22 +248,22 @@ class GradientHandle(Handle):
 
     @abstractmethod
     def _active_averager(self) -> Averager | None:
-        """Returns the averager, ``None`` before its parameters are known."""
+        """Returns the averager; ``None`` before its parameters are known."""
 
     @contextmanager
     def discard(self, parameters: Iterable[nn.Parameter] | None = None) -> Iterator[None]:
-        """Excludes parameters from the backward passes inside, because the loop discards their gradients.
+        """Context manager: excludes parameters from the backward passes inside, whose gradients the loop discards.
 
         Use it for a loss that passes through a model it does not train, for example a generator's loss through the
         discriminator. All workers must call it in the same way. Gradients inside are not averaged, and residuals and
         moments stay unchanged; clear the gradients (``zero_grad()``) before the model's own backward pass.
 
         Args:
-            parameters: parameters whose gradients are discarded; ``None`` for all. If only some are given, a
+            parameters: Parameters whose gradients are discarded; ``None`` for all. If only some are given, a
                 ``Synchronizer`` must also wait inside.
 
         Raises:
-            ConfigError: if the handle does not average one of the parameters, or only some are given although
+            ConfigError: If the handle does not average one of the parameters, or only some are given although
                 ``step()`` applies the averages of all (``optimizer=``).
         """
         before = self._discards  # calls may be nested
@@ -274,7 +274,7 @@ class GradientHandle(Handle):
             self._discards = before
 
     def _ignores(self, first: Iterable[torch.Tensor]) -> bool:
-        """Returns whether a backward pass that begins with the gradients of ``first`` must be ignored."""
+        """Returns whether to ignore a backward pass that begins with the gradients of ``first``."""
         return self._discards >= self._discardable or self._optimizer_steps.ignores(first)
 
     def _begin_step(self, averager: Averager) -> None:
@@ -299,7 +299,7 @@ class GradientHandle(Handle):
         return self._averager.engine.residual_size() if self._averager else None
 
     def _release(self) -> None:
-        """Stops watching the optimizer's steps, and releases the communication resources."""
+        """Stops checking the optimizer's steps, and releases the communication resources."""
         # A finalizer that is no longer alive has already closed them.
         if self._finalizer.detach():
             self._optimizer_steps.close()
@@ -312,8 +312,8 @@ class ShardedState:
     It has the interface of ``torch.distributed.checkpoint.stateful.Stateful``.
 
     Args:
-        handle: the handle.
-        before: number of workers that saved the state to load.
+        handle: Handle whose state is saved or loaded.
+        before: Number of workers that saved the state to load.
     """
 
     def __init__(self, handle: Handle, before: int) -> None:
@@ -332,10 +332,10 @@ class ShardedState:
         """Restores the states that ``state_dict`` returned.
 
         Args:
-            values: states by rank.
+            values: States by rank.
 
         Raises:
-            ConfigError: as :meth:`Handle.load_resharded`.
+            ConfigError: If :meth:`Handle.load_resharded` rejects the states.
         """
         states = {
             int(name.removeprefix("rank_")): torch.load(BytesIO(saved), map_location="cpu", weights_only=True)
@@ -345,7 +345,7 @@ class ShardedState:
 
 
 def _saving_workers(folder: str | PathLike[str]) -> int:
-    """Number of workers that saved the state in a checkpoint of ``torch.distributed.checkpoint``."""
+    """Returns the number of workers that saved the state in a checkpoint of ``torch.distributed.checkpoint``."""
     from torch.distributed.checkpoint.filesystem import FileSystemReader  # noqa: PLC0415 - takes 0.3 s
 
     names = FileSystemReader(folder).read_metadata().state_dict_metadata

@@ -52,9 +52,9 @@ class _PendingBucket(NamedTuple):
     """A DDP bucket whose gradients are being averaged.
 
     Attributes:
-        views: gradients inside the buffer, by parameter.
-        buffer: buffer from which DDP reads the averages.
-        ready: future that DDP waits for.
+        views: Gradients as views of the buffer, by parameter.
+        buffer: Buffer from which DDP reads the averages.
+        ready: Future that DDP waits for.
     """
 
     views: Mapping[Tensor, Tensor]
@@ -63,12 +63,12 @@ class _PendingBucket(NamedTuple):
 
 
 class _Groups:
-    """Makes the averagers of a hook, whose groups follow DDP's buckets if gradients stay there.
+    """Makes the averagers of a hook; their groups follow DDP's buckets if gradients are averaged there in place.
 
     Args:
-        make: makes an averager of a grouping.
-        schedule: schedule that forms groups where they do not follow DDP's buckets.
-        watcher: observes DDP's buckets; ``None`` if groups do not follow them.
+        make: Function that makes an averager for a grouping.
+        schedule: Schedule that forms the groups if they do not follow DDP's buckets.
+        watcher: Observes DDP's buckets; ``None`` if groups do not follow them.
     """
 
     def __init__(self, make: Callable[[Grouping], Averager], schedule: Schedule, watcher: BucketWatcher | None) -> None:
@@ -80,9 +80,9 @@ class _Groups:
         """Makes an averager, with the order and groups of a saved state if groups follow DDP's buckets.
 
         Args:
-            named: parameters to average.
-            after: averager to continue; its method must have no residual.
-            values: saved state to load.
+            named: Parameters to average.
+            after: Averager to continue; its method must have no residual.
+            values: Saved state to load.
         """
         saved = saved_grouping(named, values) if self._watcher and values else None
         # A state in the order of the model was saved before its first step, when DDP had not formed its buckets.
@@ -113,7 +113,7 @@ class _Groups:
         return averager
 
     def put(self, averager: Averager, bucket: _PendingBucket) -> None:
-        """Hands the gradients of a bucket over, in place if groups follow DDP's buckets."""
+        """Passes the gradients of a bucket to the averager; in place if groups follow DDP's buckets."""
         if self._watcher is not None:
             numbers = [averager.numbers[parameter] for parameter in bucket.views]
             averager.lend(numbers, bucket.buffer if fills_buffer(bucket.views.values(), bucket.buffer) else None)
@@ -132,19 +132,19 @@ class Hook(GradientHandle):
     Most programs call :func:`attach` instead.
 
     Args:
-        ddp: model whose gradients are averaged.
-        method: method that averages them.
-        bucket_mb: maximal size of a group in megabytes (2^20 bytes), where the schedule has such a limit; ``None`` for
+        ddp: Model whose gradients are averaged.
+        method: Method that averages them.
+        bucket_mb: Largest size of a group in megabytes (2^20 bytes), if the schedule has such a limit; ``None`` uses
             25, or DDP's buckets for dense sums. Parameters are never split.
-        timeout: seconds after which a worker that does not answer counts as lost.
+        timeout: Seconds after which a worker that does not answer counts as lost.
         scaler: GradScaler that scales the loss, if any.
-        schedule: when gradients are sent, as for :func:`attach`.
-        optimizer: optimizer of the model, as for :func:`attach`.
-        clip_norm: largest norm of a gradient, as for :func:`attach`.
+        schedule: Schedule that determines when gradients are sent, as for :func:`attach`.
+        optimizer: Optimizer of the model, as for :func:`attach`.
+        clip_norm: Largest 2-norm of a gradient, as for :func:`attach`.
 
     Raises:
-        ConfigError: if the model is not a DDP that passes all its buckets to hooks, has sparse gradients, or an
-            argument is invalid or does not fit the others.
+        ConfigError: If the model is not a DDP that passes all its buckets to hooks, has sparse gradients, or an
+            argument is invalid or contradicts another one.
     """
 
     def __init__(
@@ -219,14 +219,14 @@ class Hook(GradientHandle):
         """Averages a bucket's gradients over all workers, overlapped with the backward pass.
 
         Args:
-            bucket: bucket from DDP.
+            bucket: Bucket from DDP.
 
         Returns:
             The bucket's buffer, shape (n,), with the averages. All buckets complete with the last one.
 
         Raises:
-            ConfigError: in the first step, on all workers, if their settings differ.
-            PeerError: if another worker is lost or does not answer in time.
+            ConfigError: In the first step, on all workers, if their settings differ.
+            PeerError: If another worker is lost or does not answer in time.
         """
         return cast("torch.futures.Future[Tensor]", self._untraced(bucket))
 
@@ -286,7 +286,7 @@ class Hook(GradientHandle):
         self._averager = self._groups.after_step(averager, self._cluster)
 
     def _learn_parameters(self) -> Averager:
-        """Returns the averager in the first step, when DDP has shown all buckets and so the parameters it averages."""
+        """Makes the averager in the first step, when all buckets and thus DDP's parameters are known."""
         shown = {parameter for bucket in self._buckets for parameter in bucket.views}
         check_averaged(each for each in self._trained if each.parameter not in shown)
         averager = self._averager
@@ -310,19 +310,19 @@ class Hook(GradientHandle):
         self._predecessor, self._has_state = None, True
 
     def _release_state(self) -> Averager | None:
-        """Gives residuals and moments away, if there are any; this hook has no averager afterwards."""
+        """Returns the averager with residuals and moments, if there is one; this hook has none afterwards."""
         averager, self._averager = self._averager, None
         # A hook that made no step leaves what its own predecessor had.
         return averager if self._has_state else (self._predecessor._release_state() if self._predecessor else None)
 
     def follow(self, last: "Hook") -> None:
-        """Replaces this hook by a newer one of the same model, which inherits residuals and moments.
+        """Replaces this hook by a newer one of the same model, which takes over residuals and moments.
 
         Args:
-            last: the newer hook.
+            last: Newer hook of the same model.
 
         Raises:
-            ConfigError: if this hook, or the one that replaced it, is not detached.
+            ConfigError: If this hook, or the one that replaced it, is not detached.
         """
         before = self._latest or self
         before.check_detached()
@@ -332,7 +332,7 @@ class Hook(GradientHandle):
         """Checks that another hook may replace this one.
 
         Raises:
-            ConfigError: if it is not detached.
+            ConfigError: If this hook is not detached.
         """
         if (self._latest or self)._attached:
             raise ConfigError("this model already has a handle; call its detach() before attach()")
@@ -356,10 +356,10 @@ class Hook(GradientHandle):
         All workers must load states of the same step; otherwise they fail at most 16 steps later.
 
         Args:
-            values: saved state, on any device. An empty mapping resets the handle to its state before the first step.
+            values: Saved state, on any device. An empty mapping resets the handle to its state before the first step.
 
         Raises:
-            ConfigError: if the state belongs to another rank, world size, method, model or ``bucket_mb``, or is
+            ConfigError: If the state belongs to another rank, world size, method, model or ``bucket_mb``, or is
                 incomplete; nothing is changed then.
         """
         averager = self._averager
@@ -405,11 +405,11 @@ class Hook(GradientHandle):
     def detach(self) -> None:
         """Averages densely from now on, like DDP without a hook.
 
-        The next ``attach`` to the model inherits the residuals if its method has residuals. An optimizer whose moments
-        the workers kept starts with an empty state.
+        The next ``attach`` to the model takes over the residuals if its method has residuals. An optimizer whose
+        moments the workers kept continues with an empty state.
 
         Raises:
-            PeerError: if a worker is lost that ``schedule="dear"`` waits for; the handle is detached nevertheless.
+            PeerError: If ``schedule="dear"`` waits for a worker that is lost; the handle is detached nevertheless.
         """
         delayed, self._delayed = self._delayed, None
         try:
@@ -421,10 +421,10 @@ class Hook(GradientHandle):
             self._release()
 
     def __deepcopy__(self, memo: object) -> None:
-        """Copies of a model have no hook, because torch registers none for them."""
+        """Returns no hook for copies of a model, because torch registers none for them."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Models that are pickled as a whole have no hook either."""
+        """Pickles no hook: models that are pickled as a whole have none."""
         return type(None), ()
 
 
@@ -432,8 +432,8 @@ def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
     """Communication hook for ``DistributedDataParallel.register_comm_hook(state, hook)``.
 
     Args:
-        state: the :class:`Hook` of the model.
-        bucket: bucket from DDP.
+        state: State of the model's hook, a :class:`Hook`.
+        bucket: Bucket from DDP.
 
     Returns:
         The bucket's buffer, shape (n,), with the averages.
@@ -459,26 +459,29 @@ def attach(
     ``detach`` on the handle and ``attach`` again.
 
     Args:
-        ddp: model whose gradients are averaged.
-        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
-        bucket_mb: maximal size of a group in megabytes (2^20 bytes); ``None``: 25, or DDP's buckets for dense sums.
-        timeout: seconds after which a worker that does not answer counts as lost.
+        ddp: Model whose gradients are averaged.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        bucket_mb: Largest size of a group of gradients in megabytes (2^20 bytes); ``None`` uses 25, or DDP's buckets
+            for dense sums.
+        timeout: Seconds after which a worker that does not answer counts as lost.
         scaler: ``GradScaler`` that scales the loss, if any. Residuals follow its scale, and all workers skip a step in
             which a gradient of any worker overflows.
-        schedule: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (groups chosen by measuring
-            the first steps), ``"dear"`` (also overlaps with the next forward pass), or an object: ``Wfbp(50)``.
-        optimizer: optimizer of the model (SGD, Adam, AdamW or Muon), or several of different parameters:
+        schedule: When groups of gradients are sent: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or
+            ``"layer_fusion"`` (groups chosen by measuring the first steps), ``"dear"`` (also overlaps with the next
+            forward pass), or an object: ``Wfbp(50)``.
+        optimizer: Optimizer of the model (SGD, Adam, AdamW or Muon), or several of different parameters:
             ``[muon, adamw]``. Most sparse methods then average updates instead of gradients: each worker keeps its own
             moments, and ``step()`` only applies averages. With ``"dear"``, the next forward pass applies them; call
             ``handle.flush()`` before you read weights directly.
-        clip_norm: largest 2-norm of each worker's own gradient if updates are averaged, or of the average with "dear".
-        **options: options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+        clip_norm: Largest 2-norm of each worker's own gradient if updates are averaged, or of the average with
+            ``"dear"``.
+        **options: Options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
         The handle, with ``state_dict``, ``load_state_dict``, ``stats``, ``reset``, ``discard``, ``detach``.
 
     Raises:
-        ConfigError: if the method or an option is unknown or does not support the number of workers, if ``ddp`` is not
+        ConfigError: If the method or an option is unknown or does not support the number of workers, if ``ddp`` is not
             a DDP, has a hook, or has sparse or complex gradients; in the first step, if arguments differ.
 
     Example:

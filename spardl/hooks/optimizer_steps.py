@@ -1,7 +1,7 @@
-"""Optimizer steps of a handle: detects averages that no step applies, and steps that would apply anything else.
+"""Checks of ``optimizer.step()`` calls: averages that no step applies, and steps that apply anything else.
 
-A handle with ``optimizer=`` keeps the optimizer's moments itself, so a lost or doubled update would silently spoil
-residuals and moments. Without ``optimizer=``, mistakes that can be recognized from versions of weights are warned of.
+A handle with ``optimizer=`` keeps the optimizer's moments itself, so a lost or doubled update would corrupt residuals
+and moments without notice. Without ``optimizer=``, it warns of mistakes that version counters of weights reveal.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ __all__ = [
 def discarded_parameters(
     parameters: Iterable[nn.Parameter] | None, averaged: Set[nn.Parameter], *, whole: bool
 ) -> frozenset[nn.Parameter]:
-    """Returns the parameters whose gradients are discarded.
+    """Checks the argument of ``discard``, and returns the parameters whose gradients are discarded.
 
     Args:
-        parameters: argument of ``discard``; ``None`` for all.
-        averaged: parameters that the handle averages.
-        whole: whether an optimizer step always applies the averages of all of them.
+        parameters: Argument of ``discard``; ``None`` for all.
+        averaged: Parameters that the handle averages.
+        whole: Whether an optimizer step always applies the averages of all parameters.
 
     Raises:
-        ConfigError: if the handle does not average one of the parameters, or only some are given with ``whole``.
+        ConfigError: If the handle does not average one of the parameters, or only some are given with ``whole``.
     """
     if parameters is None:
         return frozenset(averaged)
@@ -74,7 +74,7 @@ def discarded_parameters(
 
 
 class GradientMarks:
-    """Remembers gradients and detects, without reading their entries, which were replaced or changed in place.
+    """Records the versions of gradients, and detects from these which gradients were replaced or changed in place.
 
     A changed ``_version`` counts as a change, as it does for autograd. That includes a multiplication by 1, which
     ``clip_grad_norm_`` performs below its limit.
@@ -85,14 +85,14 @@ class GradientMarks:
         self._version_steps: int | None = None
 
     def set(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Remembers the current gradients of the parameters; those of others stay as they are."""
+        """Records the current gradients of the parameters; keeps the records of other parameters."""
         for each in parameters:
             self._marks.pop(each, None)
             if each.grad is not None:
                 self._marks[each] = weakref.ref(each.grad), each.grad._version
 
     def clear(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
-        """Forgets the gradients of some ``parameters``, of all if ``None``."""
+        """Deletes the records of some ``parameters``; of all if ``None``."""
         for each in list(self._marks) if parameters is None else parameters:
             self._marks.pop(each, None)
 
@@ -100,15 +100,15 @@ class GradientMarks:
         return parameter in self._marks
 
     def pop(self, parameter: nn.Parameter) -> bool | None:
-        """Forgets a parameter's gradient; returns whether it is unchanged, or ``None`` if it was not remembered."""
+        """Deletes a parameter's record; returns whether its gradient is unchanged, or ``None`` without a record."""
         return self._same(parameter, self._marks.pop(parameter)) if parameter in self._marks else None
 
     def changed(self, parameters: Sequence[nn.Parameter], *, scaled: bool = False) -> list[nn.Parameter]:
-        """Returns parameters whose gradients have changed and are not zero.
+        """Returns the parameters whose gradients have changed since they were recorded and are not zero.
 
         Args:
-            parameters: parameters to check; those whose gradients are not remembered are skipped.
-            scaled: whether a GradScaler may have unscaled the gradients, which does not count as a change.
+            parameters: Parameters to check; those without a record are skipped.
+            scaled: Whether a GradScaler may have unscaled the gradients, which does not count as a change.
         """
         found = [each for each in parameters if each in self._marks and not self._same(each, self._marks[each])]
         if found and scaled:
@@ -127,12 +127,12 @@ class GradientMarks:
 
 
 def after_backward(call: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that schedules ``call`` for the end of the running backward pass, after DDP's own callback.
+    """Returns a function that schedules ``call`` for the end of the current backward pass, after DDP's own callback.
 
     DDP copies averages into gradients at the end of the pass. The returned function is for its communication hook.
 
     Args:
-        call: function to call at the end; ``torch.compile`` must not trace it.
+        call: Function to call at the end; ``torch.compile`` must not trace it.
     """
     engine = torch.autograd.Variable._execution_engine
     # DDP queues its own callback after its last hook. Queueing in two stages puts ours behind it.
@@ -147,12 +147,12 @@ def after_backward(call: Callable[[], None]) -> Callable[[], None]:
 
 
 class StepGuard:
-    """Detects averaged updates that no ``optimizer.step()`` has applied, and gradients that mix with them.
+    """Detects averaged updates that no ``optimizer.step()`` has applied, and gradients that were added to them.
 
     Args:
-        named: parameters whose gradients are averaged; each is trained.
-        optimizers: optimizers whose steps apply the averages, each to its own parameters.
-        in_place: whether a backward pass leaves averages in ``.grad``, rather than each worker's own gradients.
+        named: Trained parameters whose gradients are averaged.
+        optimizers: Optimizers whose steps apply the averages, each to its own parameters.
+        in_place: Whether a backward pass leaves averages in ``.grad``, rather than each worker's own gradients.
     """
 
     def __init__(self, named: Sequence[Named], optimizers: Sequence[torch.optim.Optimizer], *, in_place: bool) -> None:
@@ -183,10 +183,10 @@ class StepGuard:
     def discarded(self) -> bool:
         """Returns whether averages were cleared before a step applied them; warns the first time.
 
-        To be called when the next gradients are complete, before they are averaged.
+        Call this when the next gradients are complete, before they are averaged.
 
         Raises:
-            ConfigError: if only some of the optimizers have applied them.
+            ConfigError: If only some of the optimizers have applied the averages.
         """
         if not self._pending or self._mixed:
             return False
@@ -209,27 +209,27 @@ class StepGuard:
         return True
 
     def stale(self, parameters: Iterable[Tensor]) -> bool:
-        """Returns whether a pass adds to gradients that the last step applied, so that no step can use them.
+        """Returns whether a pass adds to gradients that the last step already applied, so that no step can use them.
 
         Args:
-            parameters: parameters whose gradients come first in this pass, of any shape.
+            parameters: Parameters whose gradients come first in this pass, of any shape.
         """
         return bool(self._stale) and any(each in self._stale and _has_gradient(each) for each in parameters)
 
     def check_stale(self) -> None:
-        """Accepts a pass that added to gradients that the last step applied.
+        """Checks a backward pass that added to gradients that the last step already applied.
 
         Raises:
-            ConfigError: if other gradients were cleared before it.
+            ConfigError: If other gradients were cleared before the pass.
         """
         if self._stale and self._cleared:
             self._raise_mixed(min(self._stale.values()))
 
     def averaged(self) -> None:
-        """Records that there are averages that the optimizer is to apply.
+        """Records that there are averages for the optimizer to apply.
 
         Raises:
-            ConfigError: if they contain earlier averages.
+            ConfigError: If earlier averages were added to them.
         """
         if self._mixed:
             self._raise_mixed(min(self._mixed.values()))
@@ -247,14 +247,14 @@ class StepGuard:
         )
 
     def check_step(self, optimizer: torch.optim.Optimizer, parameters: Sequence[nn.Parameter]) -> None:
-        """Accepts a step that applies averages.
+        """Checks that an optimizer step applies new averages, and nothing else.
 
         Args:
-            optimizer: optimizer that makes the step.
-            parameters: parameters of the optimizer that have gradients.
+            optimizer: Optimizer whose step begins.
+            parameters: Parameters of the optimizer that have gradients.
 
         Raises:
-            ConfigError: if there are no new averages since the last step, or a backward pass added gradients to them.
+            ConfigError: If there are no new averages since the last step, or a backward pass added gradients to them.
         """
         if optimizer not in self._pending:
             if stale := [self._stale[each] for each in parameters if each in self._stale and _has_gradient(each)]:
@@ -272,7 +272,7 @@ class StepGuard:
             )
 
     def forget(self) -> None:
-        """Forgets pending averages, because the handle's state was replaced."""
+        """Deletes the record of pending averages, because the handle's state was replaced."""
         self._pending.clear()
         self._passed.clear()
         self._mixed.clear()
@@ -306,7 +306,7 @@ class StepGuard:
             del self._mixed[parameter]  # the loop cleared it after that pass
 
     def _sort_applied(self, named: Named) -> None:
-        """Records whether the gradient that the last step applied has been cleared since."""
+        """Records whether the gradient that the last step applied has been cleared since then."""
         name, parameter = named
         if parameter in self._stale:
             # Also reached if the applied gradient itself was all zeros.
@@ -326,13 +326,13 @@ class StepGuard:
 
 
 class PassWatch:
-    """Watches the backward passes of a handle without ``optimizer=``, and warns of lost or unaveraged gradients.
+    """Checks the backward passes of a handle without ``optimizer=``, and warns of lost or unaveraged gradients.
 
     The optimizer is unknown. Updates are recognized by the version counters of weights, which in-place updates change.
 
     Args:
-        named: parameters whose gradients are averaged; each is trained.
-        carries: whether the method has residuals or moments.
+        named: Trained parameters whose gradients are averaged.
+        carries: Whether the method keeps residuals or moments.
     """
 
     def __init__(self, named: Sequence[Named], *, carries: bool) -> None:
@@ -347,10 +347,10 @@ class PassWatch:
         self._hooks = [node.register_prehook(weak_method(self._before_gradient, each)) for node, each in pairs]
 
     def averaged(self, discarded: Collection[nn.Parameter]) -> None:
-        """Records that the gradients of the pass, and of earlier ones in no_sync(), are averages now.
+        """Records that the gradients of the pass, and of earlier ones in ``no_sync()``, have been averaged.
 
         Args:
-            discarded: parameters whose averages the loop discards.
+            discarded: Parameters whose averages the loop discards.
         """
         self._averaged = {each: version for each, version in self._passed.items() if each not in discarded}
         self._passed = {}
@@ -397,13 +397,13 @@ class PassWatch:
 
 
 def check_no_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Accepts a step without new averages if there is nothing to apply.
+    """Checks that there is nothing to apply, for a step without new averages.
 
     Args:
-        parameters: parameters of the optimizer.
+        parameters: Parameters of the optimizer.
 
     Raises:
-        ConfigError: if one of them has a gradient that is not zero.
+        ConfigError: If one of them has a gradient that is not zero.
     """
     if any(_has_gradient(each) for each in parameters):
         raise ConfigError(
@@ -432,7 +432,7 @@ def _storage(parameter: nn.Parameter) -> int:
 
 
 def _version_steps_of_unscale(device: torch.device) -> int:
-    """Returns by how much ``GradScaler.unscale_`` increases a gradient's version, which depends on torch's version."""
+    """Returns the increase of a gradient's version by ``GradScaler.unscale_``, which depends on torch's version."""
     scaler = torch.amp.GradScaler(device.type, init_scale=2.0)
     probe = nn.Parameter(torch.zeros(1, device=device))
     probe.grad = torch.zeros_like(probe)
@@ -446,16 +446,17 @@ def _version_steps_of_unscale(device: torch.device) -> int:
 
 
 class OptimizerSteps:
-    """Connects a handle with its optimizer: lets steps only apply averages, and detects missing and discarded ones.
+    """Connects a handle with its optimizers: steps only apply averages, and missing or discarded ones are detected.
 
     Args:
-        method: method of the handle.
-        optimizers: optimizers passed to the handle, if any.
-        trained: parameters whose gradients are averaged.
-        averager: returns the averager, ``None`` before the first step. It must not keep the handle alive, which owns
-            this object.
-        delayed: whether updates are applied after ``step()`` has returned. Gradients are then each worker's own.
-        clip_norm: largest norm of each worker's own gradient, enforced by the handle.
+        method: Method of the handle.
+        optimizers: Optimizers passed to the handle, if any.
+        trained: Parameters whose gradients are averaged.
+        averager: Function that returns the averager, or ``None`` before the first step. It must hold no strong
+            reference to the handle, which owns this object.
+        delayed: Whether updates are applied after ``step()`` has returned. ``.grad`` then holds each worker's own
+            gradient.
+        clip_norm: Largest 2-norm of each worker's own gradient, enforced by the handle.
     """
 
     def __init__(
@@ -487,10 +488,10 @@ class OptimizerSteps:
     # --- backward passes
 
     def take_over(self, averager: Averager) -> None:
-        """Moves the optimizer's state, if it has any, to ``averager``; called before the first gradient of a step.
+        """Moves the optimizer's state, if any, to the moments of ``averager``; called before a step's first gradient.
 
-        A handle's state that was loaded since the last step takes precedence if it has steps: older versions left the
-        moments of a training before ``attach`` in the optimizer's checkpoint.
+        If a state of the handle was loaded since the last step and contains steps, it takes precedence: older versions
+        left the moments of a training before ``attach`` in the optimizer's checkpoint.
         """
         if self._plain:
             gradient, carried = averager.gradient, averager.engine.gradient_state
@@ -502,15 +503,15 @@ class OptimizerSteps:
         """Returns whether a backward pass must be ignored because no step can use its gradients.
 
         Args:
-            parameters: parameters whose gradients come first in it, of any shape.
+            parameters: Parameters whose gradients come first in the pass, of any shape.
         """
         return self._guard is not None and self._guard.stale(parameters)
 
     def check_ignored(self) -> None:
-        """Accepts an ignored backward pass at its end.
+        """Checks an ignored backward pass when it ends.
 
         Raises:
-            ConfigError: if only some of the gradients were cleared before it.
+            ConfigError: If only some of the gradients were cleared before the pass.
         """
         if self._guard:
             self._guard.check_stale()
@@ -528,10 +529,10 @@ class OptimizerSteps:
         """Records that there are averages for the optimizer to apply.
 
         Args:
-            discarded: parameters whose averages the loop discards.
+            discarded: Parameters whose averages the loop discards.
 
         Raises:
-            ConfigError: if they contain earlier averages.
+            ConfigError: If earlier averages were added to them.
         """
         if self._guard:
             self._guard.averaged()
@@ -539,14 +540,14 @@ class OptimizerSteps:
             self._watch.averaged(discarded)
 
     def mark(self) -> None:
-        """Remembers the gradients at the end of a backward pass: they are what the optimizer must apply."""
+        """Records the gradients at the end of a backward pass; the optimizer must apply them unchanged."""
         if self._plain and not self._delayed:
             self._marks.set(self._trained)
             self._norm = None
 
     @property
     def updates(self) -> bool:
-        """Whether steps of the optimizer apply the averages of all parameters."""
+        """Whether ``optimizer.step()`` only applies averages, of all parameters."""
         return bool(self._plain) or self._delayed
 
     # --- steps
@@ -563,10 +564,10 @@ class OptimizerSteps:
             self._check_unchanged(averager, parameters)
 
     def _check_unchanged(self, averager: Averager, parameters: list[nn.Parameter]) -> None:
-        """Accepts gradients that equal the averages, possibly clipped by the loop to the limit of the handle.
+        """Checks that gradients equal the averages, possibly clipped by the loop to the limit of the handle.
 
         Raises:
-            ConfigError: if they were changed, or touched by a call that changed no value in this step.
+            ConfigError: If gradients were changed, or touched by a call that happened to change no value.
         """
         changed = self._marks.changed(parameters, scaled=averager.scaled)
         self._marks.clear(parameters)
@@ -586,10 +587,10 @@ class OptimizerSteps:
     def _check_touched(
         self, averager: Averager, parameters: Sequence[nn.Parameter], changed: Sequence[nn.Parameter]
     ) -> None:
-        """Accepts ``changed`` gradients of ``parameters`` that equal the averages, if another optimizer touched them.
+        """Checks that ``changed`` gradients of ``parameters`` equal the averages, and only an optimizer touched them.
 
         Raises:
-            ConfigError: if one of them was changed, or touched by anything else.
+            ConfigError: If a gradient was changed, or touched by anything but another optimizer.
         """
         own = set(parameters)
         # Views of one DDP bucket share a version counter, which zero_grad() of another optimizer increases.
@@ -600,7 +601,7 @@ class OptimizerSteps:
                 raise _changed_gradient(averager, parameter, None)
 
     def forget(self) -> None:
-        """Forgets all gradients, because the handle's state was replaced."""
+        """Deletes the records of all gradients, because the handle's state was replaced."""
         self._state_replaced = True
         if averager := self._averager():
             averager.undo.forget()
@@ -611,7 +612,7 @@ class OptimizerSteps:
             self._watch.forget()
 
     def handle_dropped(self) -> None:
-        """Closes when the handle was garbage-collected, unless the model still waits for delayed updates."""
+        """Removes all hooks after the handle was garbage-collected, unless delayed updates are pending."""
         if not self._delayed:
             self.close()
 
@@ -625,17 +626,17 @@ class OptimizerSteps:
 
 
 def _check_values(averager: Averager, parameters: Iterable[nn.Parameter], clip_norm: float | None) -> None:
-    """Accepts gradients whose entries equal the averages, up to the loss scale.
+    """Checks that the entries of gradients equal the averages, up to the loss scale.
 
-    Catches changes that leave no trace in versions. Reads entries in each of the first steps, then once per interval.
+    Detects changes that do not increase version counters. Entries are read in each of the first steps, then in some.
 
     Args:
-        averager: averager of the handle.
-        parameters: parameters that the optimizer is about to update.
-        clip_norm: limit of the handle, if any.
+        averager: Averager of the handle.
+        parameters: Parameters that the optimizer is about to update.
+        clip_norm: Largest 2-norm that the handle clips to, if any.
 
     Raises:
-        ConfigError: if they differ.
+        ConfigError: If entries differ.
     """
     if averager.engine.steps > ALWAYS_CHECKED and averager.engine.steps % CHECK_INTERVAL != 1:
         return
@@ -678,13 +679,13 @@ def _undo_clipping(averager: Averager, parameters: Iterable[nn.Parameter], clip_
     Each worker's gradient is already clipped before it becomes an update, and the update must not be clipped again.
 
     Args:
-        averager: averager of the handle.
-        parameters: parameters that the optimizer is about to update.
-        clip_norm: limit of the handle.
-        whole_norm: norm of the averages of all optimizers; the loop may have clipped them together.
+        averager: Averager of the handle.
+        parameters: Parameters that the optimizer is about to update.
+        clip_norm: Largest 2-norm that the handle clips to.
+        whole_norm: 2-norm of the averages of all optimizers; the loop may have clipped them together.
 
     Raises:
-        ConfigError: if they were changed in another way.
+        ConfigError: If gradients were changed in another way.
     """
     pairs = list(_averages(averager, parameters))
     if all(parameter.grad is not None and averager.is_unchanged(parameter.grad, each) for parameter, each in pairs):

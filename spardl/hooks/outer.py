@@ -1,4 +1,4 @@
-"""Local training with outer steps: workers train independently, and now and then average their progress.
+"""Local training with outer steps: workers train independently, and periodically average their progress.
 
 Sources are those of :class:`OuterSteps`, which does the same in the trainer, with real and simulated workers.
 """
@@ -47,8 +47,8 @@ class LayerRange(NamedTuple):
     """Consecutive parameters of a model.
 
     Attributes:
-        named: the parameters and their names, in the order in which the model uses them.
-        places: their positions among all parameters in reverse order, which is that of the backward pass.
+        named: Parameters and their names, in the order in which the model uses them.
+        places: Positions of these parameters among all parameters in reverse order, the order of the backward pass.
     """
 
     named: Sequence[Named]
@@ -59,12 +59,12 @@ def split_layers(named: Sequence[Named], count: int) -> list[LayerRange]:
     """Splits a model into ranges of consecutive layers with nearly equal numbers of entries.
 
     Args:
-        named: all parameters, in the order in which the model uses them. If no name contains a module, each parameter
+        named: All parameters, in the order in which the model uses them. If no name contains a module, each parameter
             counts as a layer.
-        count: number of ranges.
+        count: Number of ranges.
 
     Raises:
-        ConfigError: if there are fewer layers than ranges.
+        ConfigError: If there are fewer layers than ranges.
     """
     layers = list(_layers(named))
     found = []
@@ -82,16 +82,16 @@ def _layers(named: Sequence[Named]) -> Iterator[Layer]:
 
 
 def check_same_fragment(worker: Worker, number: int, count: int, device: torch.device) -> Program[None]:
-    """Program of one worker that checks that all workers are about to send the same fragment.
+    """Checks that all workers are about to send the same fragment; this generator is the program of one worker.
 
     Args:
-        worker: worker that runs the program.
-        number: number of the fragment.
-        count: number of fragments.
-        device: device of the messages.
+        worker: Worker whose program this is.
+        number: Number of the fragment.
+        count: Number of fragments.
+        device: Device of the messages.
 
     Raises:
-        ConfigError: on all workers, if they are not.
+        ConfigError: On all workers, if they are not.
     """
     ones = [1] * worker.size
     item = torch.tensor([number], device=device)
@@ -107,21 +107,21 @@ def check_same_fragment(worker: Worker, number: int, count: int, device: torch.d
 
 
 class Fragment:
-    """A part of a model that is averaged independently of the rest.
+    """A range of a model's layers that is averaged independently of the rest.
 
     Args:
-        part: parameters of the fragment.
-        method: method that averages them.
-        schedule: schedule that forms groups inside the fragment.
-        cluster: the workers.
-        given: further settings that must be equal on all workers, by name.
+        part: Parameters of the fragment, with names and positions.
+        method: Method that averages them.
+        schedule: Schedule that forms groups inside the fragment.
+        cluster: Cluster that connects the workers.
+        given: Further settings that must be equal on all workers, by name.
 
     Attributes:
-        places: positions of its parameters among all.
-        averager: averager of its weight differences.
+        places: Positions of its parameters among all parameters.
+        averager: Averager of the differences of its weights.
 
     Raises:
-        ConfigError: if the method does not support the number of workers.
+        ConfigError: If the method does not support the number of workers.
     """
 
     def __init__(
@@ -136,17 +136,17 @@ class Fragment:
         """Sends weight differences without waiting.
 
         Args:
-            differences: one for each parameter, of its shape, in the order of ``places``.
+            differences: Weight difference of each parameter, of its shape, in the order of ``places``.
 
         Raises:
-            ConfigError: on all workers, the first time, if their settings differ.
-            PeerError: if another worker is lost the first time or does not answer in time.
+            ConfigError: On all workers, the first time, if their settings differ.
+            PeerError: If, in the first call, another worker is lost or does not answer in time.
         """
         for number, difference in enumerate(differences):
             self.averager.put(number, difference)
 
     def averages(self) -> Iterator[Tensor]:
-        """Yields the averaged differences, in parameters' shapes and the order of ``places``, after ``receive``."""
+        """Yields the averaged difference of each parameter, of its shape, in the order of ``places``."""
         for number, parameter in enumerate(self._parameters):
             average = torch.empty_like(parameter)
             self.averager.gradient.take(number, average)
@@ -162,7 +162,7 @@ _MOMENTUM_HALF_LIFE, _LR_WITH_RESIDUAL = 12, 1.5
 
 
 class _NotAnOptimizer:
-    """Makes a GradScaler reject the object: it treats everything with ``step()`` as an optimizer."""
+    """Makes a GradScaler reject the object; a GradScaler accepts everything with ``step()`` as an optimizer."""
 
     @property
     def param_groups(self) -> NoReturn:
@@ -180,18 +180,18 @@ class _NotAnOptimizer:
 
 
 class Anchors:
-    """The weights that all workers agree on, and the outer SGD that updates them.
+    """The global weights, equal on all workers, and the outer SGD that updates them.
 
     Args:
-        outer: settings of the outer SGD.
-        method: method that averages the differences.
-        parameters: trained parameters of this worker, in the order of the backward pass.
+        outer: Settings of the outer SGD.
+        method: Method that averages the differences.
+        parameters: Trained parameters of this worker, in the order of the backward pass.
 
     Attributes:
-        weights: one for each parameter, of its shape.
-        optimizer: the outer SGD.
-        momentum: its momentum factor; the final value if it rises.
-        rises: whether momentum rises with the number of exchanges.
+        weights: Global weights of each parameter, of its shape.
+        optimizer: Outer SGD, which updates ``weights``.
+        momentum: Momentum factor of the outer SGD; the final value if it rises.
+        rises: Whether the momentum factor rises with the number of exchanges.
     """
 
     def __init__(self, outer: OuterSteps, method: Method, parameters: Sequence[nn.Parameter]) -> None:
@@ -205,8 +205,8 @@ class Anchors:
         """Applies the averaged differences of a fragment.
 
         Args:
-            number: number of the fragment.
-            fragment: the fragment, whose averages have arrived.
+            number: Number of the fragment.
+            fragment: Fragment whose averages have arrived.
         """
         anchors = [self.weights[place] for place in fragment.places]
         for anchor, average in zip(anchors, fragment.averages(), strict=True):
@@ -220,7 +220,7 @@ class Anchors:
             anchor.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns weights, momentum and numbers of exchanges."""
+        """Returns the weights, the momentum of the outer SGD, and the numbers of exchanges."""
         return {
             "exchanges": list(self._exchanges),
             "anchors": [anchor.detach().clone() for anchor in self.weights],
@@ -238,7 +238,7 @@ class Anchors:
 
 
 class Outer(_NotAnOptimizer, Handle):
-    """Local training: calls ``optimizer.step()``, and every ``every`` steps averages the weights' changes.
+    """Local training: ``step()`` runs the local optimizer, and averages the weight changes every ``every`` steps.
 
     It replaces ``optimizer.step()``::
 
@@ -249,35 +249,38 @@ class Outer(_NotAnOptimizer, Handle):
             outer.step()
 
     Do not wrap the model in DDP, except within a node with ``group`` between nodes. Trained parameters are copied from
-    rank 0 of the group now, so load a checkpoint before. They are equal on all workers after each exchange; buffers and
-    optimizer states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the model are sent in turn while
-    local steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step. With a ``GradScaler``, call
-    ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``. Statistics count exchanges as steps.
+    rank 0 of the group when this object is created, so load a checkpoint before. They are equal on all workers after
+    each exchange; buffers and optimizer states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the
+    model are sent in turn while local steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step.
+    With a ``GradScaler``, call ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``. Statistics
+    count exchanges as steps.
 
     Args:
         parameters: ``model.named_parameters()`` or ``model.parameters()``.
-        optimizer: optimizer of these parameters, or several (``[muon, adamw]``), which each worker steps locally.
-        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
-        every: number of steps between two exchanges.
-        lr: factor of the outer SGD's steps; 1 without momentum averages weights (local SGD); ``None``: 0.7, or 1.5 if
-            ``momentum=None`` resolves to 0 and exchanges are neither delayed nor mixed.
-        momentum: Nesterov momentum factor of the outer SGD; ``None``: 0 for methods with a residual, otherwise rising
-            from 0.5 to 0.9 over 49 exchanges. DiLoCo's ``lr=0.7, momentum=0.9`` needs more than a few dozen exchanges.
-        fragments: number of parts of consecutive layers and nearly equal size, which are exchanged in turn, each after
-            every ``every`` steps.
-        delay: number of local steps that overlap with sending a fragment; 0: workers wait for it.
-        mixing: share of the averaged weights in those with which a worker continues; the rest is its local weights.
-        group: process group; ``None`` for the default group.
-        bucket_mb: maximal size in megabytes (2^20 bytes) of differences that are averaged together.
-        timeout: seconds after which a worker that does not answer counts as lost.
-        **options: options of the method, for example ``density=0.01``; see :class:`Recipe`.
+        optimizer: Optimizer of these parameters, or several (``[muon, adamw]``), which each worker steps locally.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        every: Number of steps from one exchange to the next.
+        lr: Learning rate (a factor) of the outer SGD; 1 without momentum averages weights (local SGD); ``None`` uses
+            0.7, or 1.5 if ``momentum=None`` resolves to 0 and exchanges are neither delayed nor mixed.
+        momentum: Nesterov momentum factor of the outer SGD. ``None`` uses 0 for methods with a residual; otherwise the
+            factor rises from 0.5 to 0.9 over 49 exchanges. DiLoCo's ``lr=0.7, momentum=0.9`` needs more than a few
+            dozen exchanges.
+        fragments: Number of ranges of consecutive layers, of nearly equal size, that are exchanged in turn; each is
+            exchanged once in ``every`` steps.
+        delay: Number of local steps during which a fragment is sent; with 0, workers wait for it.
+        mixing: Share of the averaged weights in the weighted mean of averaged and local weights that a worker continues
+            with.
+        group: Process group; ``None`` for the default group.
+        bucket_mb: Largest size, in megabytes (2^20 bytes), of weight differences that are averaged together.
+        timeout: Seconds after which a worker that does not answer counts as lost.
+        **options: Options of the method, for example ``density=0.01``; see :class:`Recipe`.
 
     Attributes:
-        method: method that averages the differences.
-        momentum: momentum factor of the outer SGD; its final value if it rises.
+        method: Method that averages the differences.
+        momentum: Momentum factor of the outer SGD; its final value if it rises.
 
     Raises:
-        ConfigError: if there are no parameters or fewer layers than fragments, a value is out of range, the method or
+        ConfigError: If there are no parameters or fewer layers than fragments, a value is out of range, the method or
             an option is unknown or does not support the number of workers, or the method has its own momentum.
 
     Example:
@@ -382,13 +385,13 @@ class Outer(_NotAnOptimizer, Handle):
         return self._since
 
     def step(self) -> None:
-        """Makes a local step, and exchanges fragments that are due.
+        """Runs a step of the local optimizer, and exchanges fragments that are due.
 
         Raises:
-            ConfigError: on all workers, in the first exchange, if their settings differ, or later, if they send
+            ConfigError: On all workers, in the first exchange, if their settings differ, or later, if they send
                 different fragments; if weights were changed before the first step, a parameter was frozen or unfrozen,
                 or this object is closed.
-            PeerError: if another worker is lost or does not answer in time.
+            PeerError: If another worker is lost or does not answer in time.
         """
         self._check_open()
         for each in self._optimizers:
@@ -396,11 +399,11 @@ class Outer(_NotAnOptimizer, Handle):
         self.count()
 
     def count(self) -> None:
-        """Counts a step that the loop has made, and exchanges fragments that are due.
+        """Counts an optimizer step that the loop itself has run, and exchanges fragments that are due.
 
         Raises:
-            ConfigError: as ``step``.
-            PeerError: if another worker is lost or does not answer in time.
+            ConfigError: If ``step`` would raise it.
+            PeerError: If another worker is lost or does not answer in time.
         """
         self._check_open()
         self._check_parameters()
@@ -414,13 +417,13 @@ class Outer(_NotAnOptimizer, Handle):
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Averages the changes of all workers since the last exchange, and makes their weights equal.
+        """Averages the weight changes of all workers since the last exchange, and makes the weights equal.
 
         Also waits for fragments in flight.
 
         Raises:
-            ConfigError: as ``step``.
-            PeerError: if another worker is lost or does not answer in time.
+            ConfigError: If ``step`` would raise it.
+            PeerError: If another worker is lost or does not answer in time.
         """
         self._check_open()
         self._begin()
@@ -466,10 +469,10 @@ class Outer(_NotAnOptimizer, Handle):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this worker, including its weights; each rank saves its own.
 
-        Waits for fragments in flight, which are still applied after the same step as without this call.
+        Waits for fragments in flight; their averages are still applied after the same step as without this call.
 
         Raises:
-            PeerError: if another worker is lost or does not answer in time.
+            PeerError: If another worker is lost or does not answer in time.
         """
         for number in self._turns.in_flight:
             self._outer_step(number)
@@ -489,16 +492,16 @@ class Outer(_NotAnOptimizer, Handle):
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Restores the state that ``state_dict`` returned on the same rank and world size.
 
-        Weights become those saved with it; load the state of the local optimizer separately. The outer learning rate
-        and momentum keep their current settings.
+        The weights are part of the state; load the state of the local optimizer separately. The outer learning rate and
+        momentum keep their current settings.
 
         Args:
-            values: saved state.
+            values: Saved state.
 
         Raises:
-            ConfigError: if the state belongs to another rank, world size, method, model, ``fragments`` or
+            ConfigError: If the state belongs to another rank, world size, method, model, ``fragments`` or
                 ``bucket_mb``, or is incomplete; nothing is changed then.
-            PeerError: if a fragment is in flight and another worker is lost.
+            PeerError: If a fragment is in flight and another worker is lost.
         """
         own = _check_own(values, [parameter.shape for parameter in self._parameters], self._fragments)
         states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]
@@ -555,7 +558,7 @@ def _check_loaded(
     """Checks, before the first step, that the weights are still those that were broadcast.
 
     Raises:
-        ConfigError: if all of them were changed.
+        ConfigError: If all weights were changed.
     """
     own = trained_by(optimizers)
     # Other parameters may have an optimizer that has already made a step.
@@ -579,12 +582,12 @@ def _check_own(values: Mapping[str, Any], shapes: list[torch.Size], fragments: l
     """Checks the part of a saved state that no averager checks, and returns it.
 
     Args:
-        values: the saved state.
-        shapes: shapes of all parameters, by position.
-        fragments: fragments of the handle.
+        values: Saved state of the handle.
+        shapes: Shapes of all parameters, by position.
+        fragments: Fragments of the handle.
 
     Raises:
-        ConfigError: if the part is missing, or an item has another type or shape.
+        ConfigError: If the part is missing, or an item has another type or shape.
     """
     if not isinstance(values, Mapping) or "outer" not in values:
         raise ConfigError("this is not the state of an Outer; load what its state_dict() returned")
@@ -623,7 +626,7 @@ def _check_own(values: Mapping[str, Any], shapes: list[torch.Size], fragments: l
 
 
 def _is_momentum(state: Any, place: Any, shapes: list[torch.Size]) -> bool:
-    """Returns whether a saved state is what SGD keeps for the parameter at a position."""
+    """Returns whether a saved value is the state that SGD keeps for the parameter at a position."""
     if place not in range(len(shapes)) or not isinstance(state, Mapping) or list(state) != ["momentum_buffer"]:
         return False
     buffer = state["momentum_buffer"]
@@ -655,7 +658,7 @@ def _warn_of_misuse(parameters: list[nn.Parameter], group: Any, doubt: str | Non
 
 
 def _before_steps(optimizers: Iterable[torch.optim.Optimizer], call: Callable[..., None]) -> list[RemovableHandle]:
-    """Calls ``call`` before each step of each optimizer, with its number."""
+    """Registers ``call`` to run before each step of each optimizer, with the optimizer's number."""
     return [unwrap(each).register_step_pre_hook(partial(call, number)) for number, each in enumerate(optimizers)]
 
 

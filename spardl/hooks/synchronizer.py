@@ -1,4 +1,4 @@
-"""Gradient averaging without DDP: :class:`Synchronizer` averages any parameters during the backward pass."""
+"""Gradient averaging without DDP: :class:`Synchronizer` averages the gradients of any parameters."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = ["Synchronizer", "check_still_frozen", "check_still_trained", "trained
 
 
 class Synchronizer(GradientHandle):
-    """Replaces every ``.grad`` by its average over all workers, without DDP.
+    """Replaces every ``.grad`` by its average over all workers, during the backward pass and without DDP.
 
     A hook at each parameter sends its gradient as soon as the backward pass has completed it, so communication overlaps
     with the rest of the pass. Gradients are averages at the end of a ``with`` block, or after :meth:`wait`::
@@ -41,28 +41,30 @@ class Synchronizer(GradientHandle):
                 loss_function(model(inputs), targets).backward()
             optimizer.step()
 
-    All workers must make the same calls in the same order. Their weights must be equal at the start; none are sent.
+    All workers must make the same calls in the same order. Their weights must be equal at the start; they are not
+    broadcast.
 
     Args:
         parameters: ``model.named_parameters()`` or ``model.parameters()``, in the order in which the model uses them.
             Those without ``requires_grad`` are ignored.
-        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
-        group: process group; ``None`` for the default group.
-        bucket_mb: maximal size of a group of gradients in megabytes (2^20 bytes), 25 by default. Parameters are never
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        group: Process group; ``None`` for the default group.
+        bucket_mb: Largest size of a group of gradients in megabytes (2^20 bytes), 25 by default. Parameters are never
             split.
-        timeout: seconds after which a worker that does not answer counts as lost.
+        timeout: Seconds after which a worker that does not answer counts as lost.
         scaler: ``GradScaler`` that scales the loss, if any.
-        find_unused: whether workers determine in every step which parameters no worker used. Otherwise they stop after
+        find_unused: Whether workers determine in every step which parameters no worker used. Otherwise they stop after
             the first step in which all workers used all parameters; a parameter unused later gets a zero gradient.
-        schedule: groups to send: ``"wfbp"`` (of ``bucket_mb``), ``"mg_wfbp"`` or ``"layer_fusion"`` (chosen by
-            measuring the first steps), or an object such as ``spardl.schedules.Wfbp(bucket_mb=50)``.
-        optimizer: optimizer of these parameters, or several, as for :func:`attach`. Most sparse methods then average
+        schedule: When groups of gradients are sent: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or
+            ``"layer_fusion"`` (groups chosen by measuring the first steps), or an object such as
+            ``spardl.schedules.Wfbp(bucket_mb=50)``.
+        optimizer: Optimizer of these parameters, or several, as for :func:`attach`. Most sparse methods then average
             updates instead of gradients (``recipe="recommended"``), and ``step()`` only applies averages.
-        clip_norm: largest 2-norm of each worker's own gradient if updates are averaged.
-        **options: options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
+        clip_norm: Largest 2-norm of each worker's own gradient if updates are averaged.
+        **options: Options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Raises:
-        ConfigError: if there are no parameters, complex ones, or no process group, or the method or an option is
+        ConfigError: If there are no parameters, complex ones, or no process group, or the method or an option is
             unknown or does not support the number of workers.
 
     Example:
@@ -147,7 +149,7 @@ class Synchronizer(GradientHandle):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Lets backward passes inside only accumulate into ``.grad``; for all but the last one of a step."""
+        """Context manager for all backward passes but the last of a step: they only accumulate into ``.grad``."""
         before, self._sends = self._sends, False
         try:
             yield
@@ -158,8 +160,8 @@ class Synchronizer(GradientHandle):
         """Waits until every ``.grad`` is an average. Gradients of parameters that no worker used stay ``None``.
 
         Raises:
-            ConfigError: if a parameter was unfrozen after this object was created.
-            PeerError: if another worker is lost or does not answer in time.
+            ConfigError: If a parameter was unfrozen after this object was created.
+            PeerError: If another worker is lost or does not answer in time.
         """
         self._untraced()
 
@@ -211,10 +213,10 @@ class Synchronizer(GradientHandle):
         All workers must load states of the same step; otherwise they fail at most 16 steps later.
 
         Args:
-            values: saved state.
+            values: Saved state.
 
         Raises:
-            ConfigError: if the state belongs to another rank, world size, method, model or ``bucket_mb``, or is
+            ConfigError: If the state belongs to another rank, world size, method, model or ``bucket_mb``, or is
                 incomplete; nothing is changed then.
         """
         if isinstance(values, Mapping) and "usage" not in values:
@@ -254,7 +256,7 @@ def trained_and_frozen(
     Parameters without a name are named by their position.
 
     Raises:
-        ConfigError: if an item is not a parameter, a parameter appears twice, or none is trained.
+        ConfigError: If an item is not a parameter, a parameter appears twice, or no parameter is trained.
     """
     found: dict[nn.Parameter, Named] = {}
     several = isinstance(parameters, Iterable) and not isinstance(parameters, nn.Module)
@@ -277,7 +279,7 @@ def check_still_frozen(named: Iterable[Named]) -> None:
     """Checks that parameters that were frozen when a handle was created still are.
 
     Raises:
-        ConfigError: if one of them requires a gradient.
+        ConfigError: If one of them requires a gradient.
     """
     for name, parameter in named:
         if parameter.requires_grad:
@@ -291,7 +293,7 @@ def check_still_trained(named: Iterable[Named]) -> None:
     """Checks that parameters that were trained when a handle was created still are.
 
     Raises:
-        ConfigError: if one of them is frozen.
+        ConfigError: If one of them is frozen.
     """
     for name, parameter in named:
         if not parameter.requires_grad:

@@ -1,4 +1,7 @@
-"""Methods: combinations of a compressor, a communicator, a residual and a momentum, made from parts or by name."""
+"""Compression methods: combinations of a compressor, a communicator, a residual rule and a momentum rule.
+
+``make_method`` makes a method by name, :class:`Method` from its parts.
+"""
 
 from spardl.method.method import Method
 from spardl.method.momentum import (

@@ -18,11 +18,11 @@ __all__ = ["owners", "redistribute", "sources"]
 
 
 def owners(rank: int, before: int, now: int) -> list[int]:
-    """New workers that share the residual of an old worker.
+    """Returns the new workers that share the residual of an old worker.
 
     Args:
         rank: Rank of the old worker.
-        before: Old world size.
+        before: Number of workers that saved the residuals.
         now: New world size.
 
     Returns:
@@ -32,7 +32,7 @@ def owners(rank: int, before: int, now: int) -> list[int]:
 
 
 def sources(worker: Worker, before: int) -> list[int]:
-    """Old ranks whose residuals ``worker`` gets a part of, for ``before`` old workers; at least one."""
+    """Returns the old ranks (at least one) whose residuals ``worker`` takes entries from, of ``before`` old workers."""
     return [rank for rank in range(before) if worker.rank in owners(rank, before, worker.size)]
 
 

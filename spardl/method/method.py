@@ -1,6 +1,7 @@
-"""Method: a compressor, a communicator and a residual that are compatible, and the state of one worker.
+"""The :class:`Method` (a compatible compressor, communicator, residual and momentum), and the state of one worker.
 
-gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back
+A synchronization computes: gradient -> (momentum) -> accumulate -> compress -> communicate -> feed back. Its messages
+are requested by a program: a generator that a cluster runs for one worker (see ``spardl.protocol.programs``).
 """
 
 from __future__ import annotations
@@ -48,9 +49,9 @@ class MethodState:
     """State of one worker between synchronizations.
 
     Attributes:
-        layout: Layout of the gradient in tensors; not saved.
-        memory: Residual between steps, accumulated vector within a step, shape (n,).
-        moments: Moments of the worker's gradients, shape (n,) each, if the momentum is applied before compression.
+        layout: Shapes and positions of the tensors in the gradient; not saved.
+        memory: Residual between steps; residual plus gradient within a step, shape (n,).
+        moments: Running means of the worker's gradients, shape (n,) each, if momentum is applied before compression.
         compression: State of the compressor.
         communication: State of the communicator.
         step: Number of finished synchronizations, dense warm-up included.
@@ -58,9 +59,11 @@ class MethodState:
             numbers was clipped because it overflowed.
         refused_last: Last of these steps, counted from 1; 0 if there was none since the state was created. Not saved.
         overflowed: Whether the last average was clipped; equal on all workers.
-        candidates: Candidates for the largest entries of the memory; not saved, since no result depends on them.
-        bound: Bound of the magnitudes in the memory, not used on a GPU; not saved.
-        conditions: Bool tensors of shape () on a GPU: whether all was finite so far in this step; not saved.
+        candidates: Positions among which the largest entries of the memory are searched; not saved, since no result
+            depends on them.
+        bound: Upper bound of the magnitudes in the memory; not used on a GPU, not saved.
+        conditions: Bool tensors of shape () on a GPU: whether all values of this step have been finite so far; not
+            saved.
         late: Earlier ``conditions`` that the host has not read yet; not saved.
     """
 
@@ -88,10 +91,11 @@ class MethodState:
             self.refused_last = step
 
     def send_conditions(self, total: Tensor | None) -> None:
-        """Ends a step on a GPU: sends all conditions to the host.
+        """Ends a step on a GPU: starts the copy of all ``conditions`` to the host.
 
         Args:
-            total: Whether the average was not clipped, as a scalar on the GPU; ``None`` if it cannot be clipped.
+            total: Scalar bool tensor on the GPU: whether the average is finite without clipping; ``None`` if it is
+                never clipped.
         """
         found = [*self.conditions, *([] if total is None else [total])]
         if found:
@@ -103,10 +107,10 @@ class MethodState:
             self.catch_up(wait=False)
 
     def catch_up(self, *, wait: bool = True) -> None:
-        """Updates the counts of refused steps and ``overflowed`` from a GPU.
+        """Updates ``refused``, ``refused_last`` and ``overflowed`` with the conditions that a GPU has computed.
 
         Args:
-            wait: Whether to wait for the last steps; otherwise they may be counted later.
+            wait: Whether to wait for the most recent steps; otherwise they may be counted in a later call.
         """
         for step, values in self.late.read(wait=wait):
             if not all(values):
@@ -115,10 +119,10 @@ class MethodState:
                 self.overflowed = not values[-1]
 
     def change(self, factor: float = 1.0, more: Tensor | None = None) -> None:
-        """Changes residual and moments between two steps.
+        """Rescales the residual and the moments between two steps, and adds a vector to the residual.
 
         Args:
-            factor: Factor of everything in the unit of gradients.
+            factor: Factor that multiplies everything in the unit of gradients.
             more: Finite vector to add to the residual, shape (n,).
         """
         self.catch_up()
@@ -158,11 +162,11 @@ class MethodState:
         }
 
     def check(self, values: Mapping[str, Any], *, finite: bool = False) -> None:
-        """Checks that ``load_state_dict`` can continue from values; changes nothing.
+        """Checks that ``load_state_dict`` accepts saved values, without changing this state.
 
         Args:
-            values: Saved values.
-            finite: Whether the residual must be finite.
+            values: Result of ``state_dict``, as saved.
+            finite: Whether a residual with NaN or infinity is an error.
 
         Raises:
             KeyError: If a value is missing.
@@ -192,7 +196,7 @@ class MethodState:
             state.check(values[name] if isinstance(values[name], Mapping) else {"": values[name]})
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Continues from saved ``values``; residual and moments are copied in place.
+        """Restores saved ``values``; residual and moments are copied into the existing tensors.
 
         Raises:
             KeyError: If a value is missing; nothing is changed.
@@ -214,10 +218,10 @@ class MethodState:
         self.bound, self.moments.bound, self.refused_last = Bound(), Bound(), 0
 
     def adopt(self, parts: Sequence[Mapping[str, Any]], worker: Worker, before: int) -> None:
-        """Continues from the states of another number of workers; compressor and communicator start with fresh states.
+        """Takes over states that another number of workers saved; compressor and communicator start with new states.
 
         Args:
-            parts: Results of ``state_dict`` of the workers ``sources(worker, before)``, in that order.
+            parts: Results of ``state_dict`` of the old workers ``sources(worker, before)``, in that order.
             worker: Worker that owns this state.
             before: Number of workers that saved the states.
 
@@ -263,10 +267,10 @@ class Method:
     Args:
         compressor: Compressor of each worker's gradient.
         communicator: Algorithm that sums the compressed gradients.
-        residual: Rule for the unsent part of a gradient.
-        momentum: Rule for the compressed vector: gradients, or their momentum.
-        warmup: Dense steps at the beginning of a run.
-        wire: Type of the values in sparse messages.
+        residual: Rule for the entries that are not sent: which of them are added to the next gradient.
+        momentum: Rule for the vector to compress: the gradient itself, or a momentum of the worker's gradients.
+        warmup: Number of uncompressed (dense) steps at the beginning of a run, and their communicator.
+        wire: Number format of the values in sparse messages.
 
     Raises:
         ConfigError: If a part has a wrong type, or parts are incompatible; the message names compatible ones.
@@ -307,22 +311,22 @@ class Method:
             )
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str = "cpu") -> MethodState:
-        """Initial state of one worker, for gradients of this ``layout``, ``dtype`` and ``device``."""
+        """Returns the initial state of one worker, for gradients of this ``layout``, ``dtype`` and ``device``."""
         memory = torch.zeros(layout.length, dtype=dtype, device=device)
         state = self.state_in(layout, memory, self.momentum.init_moments(memory))
         state.bound.value = state.moments.bound.value = 0.0
         return state
 
     def state_in(self, layout: Layout, memory: Tensor, moments: Moments) -> MethodState:
-        """Initial state in given memory, for example in slices of longer vectors.
+        """Returns an initial state that uses given tensors, for example slices of longer vectors.
 
         Args:
-            layout: Layout of the gradients.
-            memory: Residual, shape (n,).
+            layout: Shapes and positions of the tensors in the gradient.
+            memory: Tensor for the residual, shape (n,).
             moments: Moments of the worker's gradients, as made by ``momentum.init_moments``.
 
         Returns:
-            The state, which shares their memory.
+            The state, which shares the memory of both.
         """
         return MethodState(
             layout=layout,
@@ -333,18 +337,18 @@ class Method:
         )
 
     def cost(self, context: Context) -> Cost:
-        """Cost of one synchronization, ``context``, after the dense warm-up, as bounds for every worker."""
+        """Returns the cost of one synchronization in ``context`` after the dense warm-up: bounds for every worker."""
         cost = self.communicator.cost(context, self.compressor)
         step = context.step + self.warmup.steps
         more = self.momentum.measure_cost(context.worker, context.layout.length, step)
         return cost if more is None else Cost.total([cost, more])
 
     def published_cost(self, context: Context) -> Cost:
-        """Published cost of ``context``, which may be the mean over all workers."""
+        """Returns the paper's cost of one synchronization in ``context``, which may be the mean over all workers."""
         return self.communicator.published_cost(context, self.compressor)
 
     def word_bytes(self, context: Context, dtype: torch.dtype = torch.float32) -> float:
-        """Average number of bytes per word in the messages of ``context``, for gradients of type ``dtype``."""
+        """Returns the average number of bytes per word in messages, for ``context`` and gradients of type ``dtype``."""
         if isinstance(self.compressor, DenseCompressor):
             return float(self.compressor.summed_as(dtype).itemsize)
         if not isinstance(self.compressor, SparseCompressor):
@@ -355,16 +359,16 @@ class Method:
         return form.size(Slot(count, length)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
-        """Published costs of ``context`` before and after the boundary in the middle of a synchronization.
+        """Returns the published costs of a synchronization in ``context``: of its half before, and after, the boundary.
 
         Raises:
-            ConfigError: If a synchronization of this method has no boundary.
+            ConfigError: If a synchronization of this method cannot pause in the middle.
         """
         self.check_split()
         return self.communicator.half_costs(context, self.compressor)
 
     def check_split(self) -> None:
-        """Checks that a synchronization can pause between reduce-scatter and all-gather.
+        """Checks that a synchronization can pause at its boundary, between reduce-scatter and all-gather.
 
         Raises:
             ConfigError: If it cannot; the message names methods that can.
@@ -387,10 +391,10 @@ class Method:
             )
 
     def check_shards(self) -> None:
-        """Checks that the shards at the boundary are the final result.
+        """Checks that the sums that workers hold at the boundary are final.
 
         Raises:
-            ConfigError: If the result is changed after the boundary.
+            ConfigError: If the method changes the sums after the boundary.
         """
         if self.residual.rescales:
             raise ConfigError(
@@ -399,12 +403,12 @@ class Method:
             )
 
     def shard(self, boundary: Boundary, worker: Worker, state: MethodState) -> Tensor:
-        """Entries of the average that a worker holds at the boundary; together, all workers hold each entry once.
+        """Returns the entries of the average that a worker holds at the boundary; each entry is held by one worker.
 
         Args:
-            boundary: Boundary that the worker's program yielded.
-            worker: Worker that runs the program.
-            state: State of the worker.
+            boundary: Boundary (end of the reduce-scatter) that the worker's program yielded.
+            worker: Worker whose program it is.
+            state: State of that worker.
 
         Returns:
             Entries of the average in any order, shape (m,).
@@ -453,7 +457,7 @@ class Method:
             gradient.zero_()
 
     def _is_unread(self, gradient: Tensor) -> bool:
-        """Whether a gradient is accumulated without reading a value on the host."""
+        """Whether a gradient is accumulated without reading a value on the host, which would wait for the GPU."""
         # Skipping a gradient must not change moments either, so the host decides if there are any.
         finite_only = self.residual.remembers and not self._passes_nonfinite
         return not host_reads(gradient) and finite_only and not self.momentum.remembers
@@ -491,7 +495,7 @@ class Method:
 
     @property
     def in_place(self) -> bool:
-        """Whether the method only sums gradients entry by entry, so that any memory can hold the sum."""
+        """Whether the method only sums gradients entry by entry, so that the sum can overwrite the gradient."""
         dense = isinstance(self.compressor, DenseCompressor) and self.compressor.one_sum
         return dense and self._passes_nonfinite and not self.carries
 
@@ -501,12 +505,13 @@ class Method:
         return self.residual.remembers or self.momentum.remembers
 
     def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
-        """Averages the accumulated gradients of all workers: the program of one worker.
+        """Averages the accumulated gradients of all workers; this generator is the program of one of them.
 
         Args:
-            worker: Worker that runs the program.
-            state: State of the worker.
-            into: Memory for a dense average, shape (n,), with the dtype of the residual, such as the gradient.
+            worker: Worker whose program this is.
+            state: State of that worker, after ``accumulate``.
+            into: Tensor that a dense average is written to, shape (n,), with the dtype of the residual; may be the
+                gradient.
 
         Returns:
             The average, sparse or dense, bit-identical on every worker. A dense average may share the memory of
@@ -575,7 +580,7 @@ def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) 
 
 
 def _limited(total: Tensor, state: MethodState) -> Tensor:
-    """Clips and counts a sum that overflowed, here or on the way."""
+    """Clips a sum that overflowed on this worker or on the way, and counts the step."""
     if not host_reads(total):
         state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
         return total.nan_to_num(nan=0.0)

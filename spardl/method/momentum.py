@@ -1,4 +1,6 @@
-"""Momentum rules: momentum and weight decay by the optimizer, after averaging, or by each worker, before compression.
+"""Momentum rules: where momentum and weight decay are applied, and by which formula.
+
+Either the optimizer applies them to the average, or each worker applies them to its own gradient before compression.
 
 Source: Lin et al., Deep Gradient Compression, ICLR 2018, section 3.2 (momentum correction, momentum factor
 masking); Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (the axis).
@@ -42,7 +44,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Spread:
-    """Spread of the workers' updates, measured on a sample of their entries; equal on all workers.
+    """How much longer the workers' updates are than their average (the noise), measured on a sample of entries.
+
+    Equal on all workers.
 
     Attributes:
         own: Running sum of the workers' mean squared updates, over the sampled entries.
@@ -56,13 +60,13 @@ class Spread:
 
     @property
     def factor(self) -> float:
-        """Root mean square of the workers' updates / that of their average: between 1 and sqrt(workers)."""
+        """Root mean square of the workers' updates / root mean square of their average, between 1 and sqrt(workers)."""
         if not self.common:
             return 1.0
         return math.sqrt(min(max(self.own / self.common, 1.0), float(self.workers)))
 
     def resized(self, workers: int) -> Spread:
-        """Spread that another number of ``workers`` with the same noise would measure."""
+        """Returns the estimated spread for another number of ``workers`` with equally noisy updates."""
         if workers == self.workers:
             return self
         if self.workers == 1:  # a single worker cannot measure its noise
@@ -79,7 +83,7 @@ class Spread:
         return cls(own, common, max((each.workers for each in found), default=1))
 
     def state_dict(self) -> dict[str, Any]:
-        """The attributes as plain data."""
+        """Returns the attributes as plain data."""
         return asdict(self)
 
 
@@ -87,7 +91,7 @@ class Matrix(NamedTuple):
     """A parameter with two dimensions inside a flat gradient, whose update is computed from all of its entries.
 
     Attributes:
-        start: Position of its first entry.
+        start: Position of its first entry in the gradient.
         rows: Number of rows.
         columns: Number of columns.
     """
@@ -98,23 +102,23 @@ class Matrix(NamedTuple):
 
     @property
     def stop(self) -> int:
-        """Position after its last entry."""
+        """Position after its last entry in the gradient."""
         return self.start + self.rows * self.columns
 
 
 @dataclass
 class Moments:
-    """Running means of one worker's gradients.
+    """Running means of one worker's gradients, as an optimizer keeps them. *Their scale* is a loss scale.
 
     Attributes:
         velocity: Running mean of the gradients, in their scale, shape (n,); empty if the rule keeps none.
         variance: Running mean of the squared gradients, without their scale, shape (n,); empty if the rule keeps none.
-            In Muon's matrices, running mean of the gradients themselves, without their scale.
-        updates: Number of gradients in the variance.
+            The entries of Muon's matrices are running means of the gradients themselves, without their scale.
+        updates: Number of gradients that the variance has averaged.
         spread: Spread of the workers' updates, if it is measured.
         matrices: Parameters that Muon updates, in the order of their positions.
-        scale: Factor of the next gradient (loss scale). This and the following attributes are not saved.
-        bound: Bound of the magnitudes in the velocity.
+        scale: Loss scale that the next gradient is multiplied by. This and the following attributes are not saved.
+        bound: Upper bound of the magnitudes in the velocity.
         step: Number of the synchronization that the next gradient belongs to.
         sample: Entries of the last update, shape (m,), if workers are about to compare them.
     """
@@ -135,14 +139,14 @@ UPDATE_SCALES = ("none", "measured")
 
 
 class Momentum(ABC):
-    """A rule for the vector that is compressed: the gradient, or a momentum of it.
+    """A rule that computes the vector to compress from a worker's gradients: the gradient itself, or its momentum.
 
     Attributes:
-        name: Name in configurations.
+        name: Name of the rule in configurations.
         remembers: Whether each worker keeps moments of its gradients.
         masks: Whether the velocity is reset at sent entries.
-        moved: Whether the rule is a local update: it replaces the state of an optimizer, which then only applies
-            averages, and a limit on the norm applies to each worker's own gradient.
+        moved: Whether the rule is a local update. It then replaces the state of an optimizer, which only applies
+            averages, and gradient clipping limits the norm of each worker's own gradient.
     """
 
     name: ClassVar[str]
@@ -161,7 +165,7 @@ class Momentum(ABC):
         return False
 
     def init_moments(self, like: Tensor) -> Moments:
-        """Initial moments of a worker whose gradient, shape (n,), is ``like``."""
+        """Returns the initial moments of a worker with a gradient like ``like``, shape (n,)."""
         return Moments(like.new_empty(0), like.new_empty(0))
 
     @abstractmethod
@@ -177,23 +181,23 @@ class Momentum(ABC):
         """
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
-        """Ensures that moments and compressed vector are finite.
+        """Clips overflows in the result of ``apply`` and in the moments, so that both are finite.
 
         Args:
             applied: Result of ``apply``, shape (n,); overflows are clipped in place.
-            peak: Largest magnitude of the gradient.
+            peak: Largest magnitude in the gradient.
             moments: Moments of the worker, changed in place.
 
         Returns:
-            A bound of the magnitudes in ``applied``, and whether anything was clipped.
+            An upper bound of the magnitudes in ``applied``, and whether an entry was clipped.
         """
         return peak, False
 
     def measure(self, worker: Worker, moments: Moments) -> Program[None]:
-        """Compares the last updates of all workers; called only if ``measures``.
+        """Compares the last updates of all workers, as the program of one worker; called only if ``measures``.
 
         Args:
-            worker: Worker that runs the program.
+            worker: Worker whose program this is.
             moments: Moments of the worker, changed in place, equally on all workers.
 
         Returns:
@@ -202,10 +206,10 @@ class Momentum(ABC):
         yield from ()
 
     def measure_cost(self, worker: Worker, length: int, step: int) -> Cost | None:
-        """Cost of ``measure``.
+        """Returns the communication cost of ``measure``.
 
         Args:
-            worker: Worker that runs the program.
+            worker: Worker whose program ``measure`` is.
             length: Number of entries of the gradient.
             step: Number of the synchronization, dense warm-up included.
 
@@ -237,15 +241,15 @@ class OptimizerMomentum(Momentum):
 
 @dataclass(frozen=True)
 class AutoMomentum(OptimizerMomentum):
-    """Replaced by the local form of the optimizer's momentum, if the optimizer is known; see ``spardl.method.moving``.
+    """Placeholder: ``spardl.method.moving`` replaces it by a local form of the optimizer's momentum, if that is known.
 
     Args:
         beta2: Decay rate of Adam's squared gradients, a share; ``None`` uses that of the optimizer, at most 0.99 if
             ``scope=auto`` selects a share of each chunk, otherwise 0.95.
         update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`. ``None`` is
             ``measured`` in handles if Adam or AdamW is the only kind of optimizer, otherwise ``none``.
-        factor: Momentum factor of SGD's updates, a share of at most the optimizer's; ``None`` uses the optimizer's. A
-            smaller one is made up for by larger updates; see :class:`SgdMomentum`.
+        factor: Momentum factor of SGD's updates, a share of at most the optimizer's; ``None`` uses the optimizer's.
+            With a smaller factor, updates are multiplied by a gain; see :class:`SgdMomentum`.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -294,11 +298,11 @@ class LocalMomentum(Momentum):
 
     @property
     def decay(self) -> float:
-        """Configured weight decay."""
+        """Weight decay that each worker applies before compression: the argument ``weight_decay``."""
         return self.weight_decay
 
     def init_moments(self, like: Tensor) -> Moments:
-        """Initial moments with a velocity."""
+        """Returns moments with a velocity of zeros."""
         return Moments(torch.zeros_like(like), like.new_empty(0))
 
     def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
@@ -308,7 +312,7 @@ class LocalMomentum(Momentum):
         return torch.add(gradient, velocity, alpha=self.factor) if self.nesterov else velocity
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
-        """Grows the bound by ``peak``, and scans the vectors only if the bound could overflow."""
+        """Updates the bound from ``peak`` alone, and reads the vectors only if they could overflow."""
         found = moments.bound.grow(moments.velocity, peak)
         most = Bound(moments.bound.value)
         if applied is not moments.velocity:
@@ -318,7 +322,7 @@ class LocalMomentum(Momentum):
 
 @dataclass(frozen=True)
 class CorrectedMomentum(LocalMomentum):
-    """Momentum correction with factor masking; ``LocalMomentum`` documents the arguments.
+    """Momentum correction with factor masking; the arguments are those of :class:`LocalMomentum`.
 
     An entry that is sent late has accumulated momentum while it waited. Resetting the velocity of sent entries stops
     this stale momentum.
@@ -330,17 +334,17 @@ class CorrectedMomentum(LocalMomentum):
 
 @dataclass(frozen=True)
 class SgdMomentum(LocalMomentum):
-    """Momentum of torch's SGD before compression, with the weight decay of the optimizer; see ``LocalMomentum``.
+    """Each worker compresses the update of torch's SGD, with momentum and the weight decay of the optimizer.
 
     Entries that wait in the residual for several steps already sum up gradients as momentum does, and momentum adds to
-    their delay. A smaller ``factor`` than that of the optimizer shortens it, and ``gain = (1 - factor) / (1 - momentum
-    of the optimizer)`` keeps the total change that one gradient causes.
+    their delay. A smaller ``factor`` than that of the optimizer shortens the delay. ``gain = (1 - factor) / (1 -
+    momentum of the optimizer)`` then keeps the total change that one gradient causes.
 
     Args:
         factor: Share of the velocity that remains in the next step.
         weight_decay: Multiple of the weights that is added to the gradient.
         nesterov: Whether to use Nesterov momentum.
-        gain: Factor of the updates, above 0.
+        gain: Factor that multiplies the updates, above 0.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -358,7 +362,7 @@ class SgdMomentum(LocalMomentum):
 
     @classmethod
     def shortened(cls, rule: SgdMomentum, factor: float) -> SgdMomentum:
-        """Replaces the momentum of ``rule`` by a smaller ``factor`` with the same total change per gradient.
+        """Returns a rule with a smaller momentum ``factor`` than ``rule``, and the same total change per gradient.
 
         Raises:
             ConfigError: If the factor is larger than that of the rule.
@@ -376,7 +380,7 @@ class SgdMomentum(LocalMomentum):
         return update if self.gain == 1 else update * self.gain
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
-        """As in ``LocalMomentum``, times the gain."""
+        """Updates the bound as in :class:`LocalMomentum`, for updates multiplied by the gain."""
         if self.gain == 1:
             return super().bound(applied, peak, moments)
         found = moments.bound.grow(moments.velocity, peak)
@@ -418,9 +422,9 @@ class AdamMomentum(Momentum):
     Args:
         betas: Decay rates of both moments, shares; 0 for the first rate keeps no first moment.
         eps: Constant added to the root of the second moment.
-        update_scale: Factor of the updates: ``none``, or ``measured``, the ratio of each worker's update length to that
-            of the average of all workers. It is measured on 256 entries of each bucket, which workers exchange in every
-            eighth step. A single worker uses factor 1.
+        update_scale: Factor that multiplies the updates: ``none`` (1), or ``measured``, the ratio of the length of a
+            worker's update to that of the average of all workers. The ratio is measured on 256 entries of each bucket,
+            which workers exchange in every eighth step. A single worker uses a factor of 1.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -458,7 +462,7 @@ class AdamMomentum(Momentum):
         return self.update_scale == "measured"
 
     def init_moments(self, like: Tensor) -> Moments:
-        """Initial moments with a velocity, unless its decay rate is 0, and a variance in float32 or wider."""
+        """Returns moments of zeros: a velocity unless its decay rate is 0, and a variance in float32 or wider."""
         wide = torch.promote_types(like.dtype, torch.float32)
         velocity = torch.zeros_like(like) if self.betas[0] else like.new_empty(0)
         return Moments(velocity, torch.zeros_like(like, dtype=wide))
@@ -497,11 +501,11 @@ class AdamMomentum(Momentum):
         return torch.div(moments.velocity if first else gradient, divisor, out=divisor)
 
     def measure(self, worker: Worker, moments: Moments) -> Program[None]:
-        """Exchanges samples of updates, from which all workers compute the same factor for the next steps.
+        """Exchanges samples of the updates, from which all workers compute the same factor for the next steps.
 
         Args:
-            worker: Worker that runs the program.
-            moments: Moments of the worker, changed in place, equally on all workers.
+            worker: Worker whose program this is.
+            moments: Moments of the worker; their ``spread`` changes equally on all workers.
 
         Returns:
             Nothing.
@@ -521,14 +525,14 @@ class AdamMomentum(Momentum):
             moments.spread = Spread(_KEPT * before.own + own, _KEPT * before.common + common, worker.size)
 
     def measure_cost(self, worker: Worker, length: int, step: int) -> Cost | None:
-        """Cost of an all-gather of the samples, in the steps that compare them."""
+        """Returns the cost of an all-gather of the samples, in the steps that compare them."""
         if not self.measures or worker.size == 1 or not _measures_at(step, length):
             return None
         words = (worker.size - 1) * _sample_size(length)
         return Cost(Bounds.exactly(log2_ceil(worker.size)), Bounds.exactly(words))
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
-        """Scans ``applied``, since an update can be larger or smaller than the gradient."""
+        """Reads all of ``applied``, since an update can be larger or smaller than the gradient."""
         moments.bound.value = max(moments.bound.value, peak)
         found = largest_magnitude([applied])
         if math.isfinite(found):

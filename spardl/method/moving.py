@@ -1,7 +1,7 @@
-"""Local updates: the momentum of an optimizer, applied by each worker before compression.
+"""Local updates: each worker applies the momentum of an optimizer to its own gradients, before compression.
 
-Momentum after averaging takes a late entry, the sum of many steps, for a single gradient. Moments that each worker
-keeps of its gradients see every step when it happens.
+If the optimizer applied momentum to averages instead, it would treat an entry that was sent late, with the sum of many
+steps, as a single gradient. A worker's own momentum sees the gradient of every step at the right time.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ _REQUIRED_OPTIONS: Mapping[str, Any] = MappingProxyType(
 
 
 def optimizers_of(optimizer: Optimizers) -> tuple[torch.optim.Optimizer, ...]:
-    """The optimizers in an argument ``optimizer=``.
+    """Returns the optimizers in an argument ``optimizer=`` as a tuple.
 
     Args:
         optimizer: An optimizer, a list or tuple of several, or ``None``.
@@ -144,19 +144,20 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     """Replaces ``momentum=auto`` by the local update that works best with an optimizer.
 
     Args:
-        method: Method with any momentum.
-        optimizer: Optimizer that applies the averages, or several of different parameters; without one,
+        method: Method; returned unchanged unless its momentum is ``auto``.
+        optimizer: Optimizer that applies the averages, or several optimizers of different parameters; without one,
             ``momentum=auto`` becomes ``momentum=optimizer``.
-        for_handle: Whether to use the defaults of handles, so that the learning rate of dense training is suitable:
-            SGD's momentum becomes at most 0.5, with a gain, if the largest entries are sent at a density of at most
-            10%, unless ``factor`` is set; Adam's updates are multiplied by the measured factor, unless
-            ``update_scale`` is set. The trainer keeps the results of run ids.
+        for_handle: Whether to use the defaults of handles (``attach``), which suit the learning rate of dense training.
+            SGD's momentum then becomes at most 0.5, with a gain, if the largest entries are sent at a density of at
+            most 10%, unless ``factor`` is set. Adam's updates are multiplied by the measured factor, unless
+            ``update_scale`` is set. The trainer passes false, so that earlier runs stay reproducible.
 
     Returns:
-        The method. For SGD, each worker applies SGD's momentum, or a smaller factor with a gain. For Adam, each worker
-        keeps only the second moment, with a decay rate of at most 0.99 if ``scope=auto`` becomes a share of each chunk
-        and 0.95 otherwise, unless ``beta2`` is set; and the residual decays by 0.98 per step, unless its decay is set.
-        For Muon, each worker applies all of Muon to its matrices, with the same scope and decay.
+        The method with the resolved momentum. For SGD, each worker applies SGD's momentum, or a smaller factor with a
+        gain. For Adam, each worker keeps only the second moment. Its decay rate is at most 0.99 if ``scope=auto``
+        becomes a share of each chunk, and 0.95 otherwise, unless ``beta2`` is set. The residual is multiplied by 0.98
+        in each step, unless its decay is set. For Muon, each worker applies all of Muon to its matrices, with the same
+        scope and decay.
 
     Raises:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
@@ -194,7 +195,7 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
 
 
 def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, for_handle: bool) -> Momentum:
-    """Replaces the momentum ``rule`` of SGD, or of no optimizer."""
+    """Returns the momentum to use in place of ``rule``, for SGD or without an optimizer."""
     if not isinstance(rule, SgdMomentum):
         if factor is not None:
             raise ConfigError(f"momentum_factor={factor} has no effect without optimizer=; pass SGD, or remove it")
@@ -213,7 +214,7 @@ def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
 
 
 def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
-    """Checks whether momentum is applied twice: by the compressor, whose averages are running means, and the optimizer.
+    """Checks whether both the compressor, whose averages are running means, and the optimizer apply momentum.
 
     Args:
         method: Method that averages gradients.
@@ -274,7 +275,7 @@ def check_local_update(momentum: Momentum, optimizer: torch.optim.Optimizer) -> 
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
-    """Momentum rule of an optimizer, as a local update.
+    """Returns the local update that computes the momentum of an optimizer.
 
     Args:
         optimizer: SGD, Adam, AdamW or Muon of torch.
@@ -306,13 +307,13 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
 
 
 def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
-    """Momentum rule of several optimizers of different parameters, as one local update.
+    """Returns one local update that computes the momentum of several optimizers of different parameters.
 
     Args:
         optimizers: At least one optimizer: any number of one kind, or Muon and Adam or AdamW.
 
     Raises:
-        ConfigError: As ``rule_of``, or if the optimizers do not go together.
+        ConfigError: If ``rule_of`` rejects an optimizer, or the optimizers cannot be combined.
     """
     rules = [rule_of(each) for each in optimizers]
     matrices = [rule for rule in rules if isinstance(rule, MuonMomentum)]
@@ -334,25 +335,26 @@ def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
 
 
 def trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
-    """Optimizer of each parameter, the last one if there are several."""
+    """Returns the optimizer of each parameter: the last one if several ``optimizers`` contain it."""
     return {each: own for own in optimizers for group in own.param_groups for each in group["params"]}
 
 
 def matrices_of(optimizers: Iterable[torch.optim.Optimizer]) -> frozenset[nn.Parameter]:
-    """Parameters of shape (a, b) that a Muon among the ``optimizers`` updates."""
+    """Returns the parameters of shape (a, b) that a Muon optimizer among the ``optimizers`` updates."""
     return frozenset(each for each, own in trained_by(optimizers).items() if type(own) is _MUON)
 
 
 def step_size(optimizer: torch.optim.Optimizer, group: _Group, parameter: Tensor) -> float:
-    """Learning rate that a step applies to an averaged update.
+    """Returns the learning rate that ``optimizer.step()`` applies to an averaged update.
 
     Args:
-        optimizer: Optimizer with a local update.
+        optimizer: Optimizer whose momentum a local update replaces.
         group: Parameter group of the optimizer.
         parameter: Parameter of the group, of any shape.
 
     Returns:
-        The learning rate; for Muon, that of the shape, for updates whose entries have a root mean square of 1.
+        The learning rate. For Muon it depends on the shape, and suits updates whose entries have a root mean square of
+        1.
     """
     rate = float(group["lr"])
     if type(optimizer) is not _MUON or not parameter.numel():
@@ -361,10 +363,10 @@ def step_size(optimizer: torch.optim.Optimizer, group: _Group, parameter: Tensor
 
 
 def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
-    """Multiple of the weights that an optimizer adds to a gradient before its moments.
+    """Returns the multiple of the weights that an optimizer adds to a gradient before it updates its moments.
 
     Args:
-        optimizer: Optimizer with a local update.
+        optimizer: Optimizer whose momentum a local update replaces.
         group: Parameter group of the optimizer.
 
     Returns:
@@ -376,7 +378,7 @@ def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
 
 
 class ConvertedMoments(NamedTuple):
-    """Moments of one parameter, converted from the state of a trained optimizer; empty tensors where it has none.
+    """Moments of one parameter, converted from the state of an optimizer; empty tensors for missing moments.
 
     Attributes:
         velocity: Running mean of the gradients, shape (n,).
@@ -388,7 +390,7 @@ class ConvertedMoments(NamedTuple):
 
 
 def muon_moments(state: Mapping[str, Any], like: Tensor) -> ConvertedMoments:
-    """Moments with which a worker continues a trained Muon; zeros as in torch if it has no ``state``.
+    """Converts the state of Muon for one parameter into moments of a worker; zeros, as in torch, if it is empty.
 
     Args:
         state: State of Muon for one parameter.
@@ -401,20 +403,21 @@ def muon_moments(state: Mapping[str, Any], like: Tensor) -> ConvertedMoments:
 def convert_moments(
     momentum: Momentum, group: _Group, state: Mapping[str, Any], like: Tensor, updates: int
 ) -> ConvertedMoments | None:
-    """Converts the state of a trained optimizer for one parameter into moments that a worker can continue with.
+    """Converts the state of an optimizer for one parameter into moments of a worker, to continue training.
 
     A running mean with share ``b`` after ``t`` steps estimates ``mean / (1 - b**t)``. The worker may use another share,
     and has one step count for all parameters; the conversion keeps each estimate.
 
     Args:
-        momentum: Local update of the workers, for an optimizer of that kind.
-        group: Parameter group with the parameter.
+        momentum: Local update of the workers, for this kind of optimizer.
+        group: Parameter group that contains the parameter.
         state: State of the optimizer for the parameter.
-        like: Parameter of any shape.
-        updates: Step count of the workers from here on.
+        like: The parameter, of any shape.
+        updates: Step count that the workers continue from.
 
     Returns:
-        Moments; ``None`` if the state lacks values that Adam needs. SGD without a buffer starts with zeros as in torch.
+        The moments; ``None`` if the state lacks values that Adam needs. SGD without a momentum buffer starts with
+        zeros, as in torch.
     """
     empty = like.new_empty(0)
     if not isinstance(momentum, AdamMomentum):

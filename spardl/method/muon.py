@@ -35,7 +35,7 @@ def orthogonalize(matrix: Tensor, coefficients: Sequence[float], steps: int, eps
         matrix: Matrix of shape (a, b).
         coefficients: Coefficients of the polynomial of degree 5: those of x, x^3 and x^5.
         steps: Number of iterations.
-        eps: Smallest norm that the matrix is divided by.
+        eps: Lower bound of the norm that the matrix is divided by.
 
     Returns:
         Matrix of shape (a, b) in bfloat16, whose singular values are about 0.7 to 1.2; zeros stay zeros.
@@ -54,7 +54,7 @@ def orthogonalize(matrix: Tensor, coefficients: Sequence[float], steps: int, eps
 
 
 def entry_size(rows: int, columns: int) -> float:
-    """Root mean square of the entries of an orthogonal matrix with ``rows`` and ``columns``."""
+    """Returns the root mean square of the entries of an orthogonal matrix of shape (``rows``, ``columns``)."""
     return 1 / math.sqrt(max(rows, columns, 1))
 
 
@@ -62,18 +62,18 @@ def entry_size(rows: int, columns: int) -> float:
 class MuonMomentum(AdamMomentum):
     """Each worker compresses Muon's update of its matrices, and Adam's of its other parameters.
 
-    ``Moments.matrices`` lists the matrices. Updates are multiplied so that the entries of matrices have a root mean
+    ``Moments.matrices`` lists the matrices. Updates of matrices are rescaled so that their entries have a root mean
     square of 1, like those of Adam.
 
     Args:
         betas: Decay rates of Adam's moments, shares; the first must be 0.
         eps: Constant added to the root of Adam's second moment.
-        update_scale: Factor of all updates; see :class:`AdamMomentum`.
+        update_scale: Factor that multiplies all updates; see :class:`AdamMomentum`.
         factor: Share of a matrix's momentum that remains in the next step.
         nesterov: Whether to use Nesterov momentum for matrices.
         coefficients: Coefficients of x, x^3 and x^5 in the polynomial of the Newton-Schulz iteration.
-        steps: Number of iterations of it.
-        least_norm: Smallest norm (a factor) that a matrix is divided by.
+        steps: Number of Newton-Schulz iterations.
+        least_norm: Lower bound of the norm (a factor) that a matrix is divided by.
 
     Raises:
         ConfigError: If a value is out of range.

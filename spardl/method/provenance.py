@@ -1,4 +1,4 @@
-"""Consistency checks: all workers have equal settings, and a saved state belongs to the worker that loads it."""
+"""Checks that all workers have equal settings, and that a saved state belongs to the worker that loads it."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ __all__ = [
 
 
 def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> Program[None]:
-    """Compares the settings of all workers: the program of one worker.
+    """Compares the settings of all workers; this generator is the program of one of them.
 
     Args:
-        worker: Worker that runs the program.
+        worker: Worker whose program this is.
         facts: Settings of the worker by name; the first difference is reported.
         device: Device of the messages.
 
@@ -64,10 +64,10 @@ def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> P
 def compare_if_loaded(
     worker: Worker, loaded: bool, facts: Callable[[], Mapping[str, str]], device: torch.device
 ) -> Program[None]:
-    """Compares the settings of all workers if one of them has loaded a state: the program of one worker.
+    """Compares the settings of all workers if one has loaded a state; this generator is the program of one worker.
 
     Args:
-        worker: Worker that runs the program.
+        worker: Worker whose program this is.
         loaded: Whether this worker has loaded a state since the last comparison.
         facts: Callback that returns the settings of this worker.
         device: Device of the messages.
@@ -93,7 +93,7 @@ def first_difference(rows: Sequence[Mapping[str, str]]) -> str | None:
         rows: Settings of each worker, by rank.
 
     Returns:
-        One sentence on rank 0 and the first rank that differs from it; ``None`` if all settings are equal.
+        One sentence that names the setting, rank 0 and the first rank that differs from it; ``None`` if all are equal.
     """
     first = rows[0]
     for rank, row in enumerate(rows):
@@ -110,7 +110,7 @@ def _value_of(rank: int, row: Mapping[str, str], name: str) -> str:
 
 
 def method_settings(method: Method) -> dict[str, str]:
-    """Settings of a method by name: its parts, and the options of each part."""
+    """Returns the settings of a method by name: its parts, and the options of each part."""
     parts = [getattr(method, field.name) for field in fields(method)]
     main = (method.compressor, method.communicator, method.residual, method.momentum)
     facts = {"version": __version__, "method": " + ".join(type(part).__name__ for part in main)}
@@ -121,13 +121,13 @@ def method_settings(method: Method) -> dict[str, str]:
 
 
 def shapes_of(names: Sequence[str], parameters: Sequence[Tensor]) -> dict[str, str]:
-    """Type and shape of each of the ``parameters``, by number and name, for the parameters' ``names``."""
+    """Returns dtype and shape of each of the ``parameters`` as text; keys hold its number and its name in ``names``."""
     pairs = enumerate(zip(names, parameters, strict=True))
     return {f"parameter {number} ({name})": kind_of(parameter) for number, (name, parameter) in pairs}
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Type and shape of ``tensor``, of any shape, as text."""
+    """Returns dtype and shape of ``tensor``, of any shape, as text."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
@@ -142,7 +142,7 @@ def _options(part: Any) -> Iterable[tuple[str, Any]]:
 
 
 def _stable_text(value: Any) -> str:
-    """Text of a value that is equal in all processes, unlike ``repr`` with its addresses and orders of sets."""
+    """Formats a value equally in all processes, unlike ``repr``, which shows addresses and unordered sets."""
     if value is None or isinstance(value, str | Number | torch.dtype):
         return repr(value) if isinstance(value, str) else str(value)
     if isinstance(value, Mapping):
@@ -163,10 +163,10 @@ _OPTIONAL_KEYS = frozenset({"spread"})
 
 
 def owner_of(method: Method, rank: int, workers: int) -> dict[str, Any]:
-    """Describes the owner of a state.
+    """Describes the worker that owns a state.
 
     Args:
-        method: Method of the state; its options may change.
+        method: Method that the state belongs to; its options may differ when the state is loaded.
         rank: Rank of the worker.
         workers: Number of workers.
 
@@ -182,8 +182,8 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
 
     Args:
         values: Saved state.
-        mine: Expected owner.
-        holds: Key that all states of this kind of handle have.
+        mine: Expected owner, as described by ``owner_of``.
+        holds: Key by which states of this kind of handle are recognized.
 
     Raises:
         ConfigError: If the state belongs to another worker, method or kind of handle.
@@ -215,12 +215,12 @@ def _stateful(parts: Iterable[Any]) -> list[Any]:
 
 
 def check_whole(saved: Any, mine: Any, path: str = "") -> None:
-    """Checks that a state is complete.
+    """Checks that a saved state has all keys of the current one, at every level.
 
     Args:
-        saved: Saved state, or a part of it.
-        mine: State of this handle, or the part of it to check for.
-        path: Path of the part, for messages.
+        saved: Saved state, or a nested value of it.
+        mine: Current state of this handle, or the nested value of it.
+        path: Keys that lead to the nested value, for error messages.
 
     Raises:
         ConfigError: If a key is missing, or a value is not a mapping or list where it should be one.

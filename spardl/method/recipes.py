@@ -1,4 +1,4 @@
-"""Methods by name: the compressor, communicator, residual and momentum of each published method.
+"""Methods by name: ``make_method``, and the parts and default options of each published method.
 
 The modules of compressors and communicators declare their methods (``spardl.protocol.programs.Combination``); the
 command line of the trainer uses the same names. Other packages add methods as entry points of the group
@@ -62,7 +62,7 @@ class _MomentumOption(NamedTuple):
     """An option that only some momentum rules have.
 
     Attributes:
-        field: Field of the rule.
+        field: Attribute of the rule that the option sets.
         lacks: Description of rules without it, for messages.
     """
 
@@ -81,14 +81,14 @@ MOMENTUM_OPTIONS: Mapping[str, _MomentumOption] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts of a method, before their options are known.
+    """The parts of a method and their default options; calling it with options makes the method.
 
     Args:
         compressor: Compressor of each worker's gradient.
         communicator: Algorithm that sums the compressed gradients.
-        residual: Rule for the unsent part of a gradient.
-        momentum: Rule for the compressed vector.
-        dense_steps: Default number of dense synchronizations at the beginning.
+        residual: Rule for the entries that are not sent: which of them are added to the next gradient.
+        momentum: Rule for the vector to compress: the gradient, or a momentum of it.
+        dense_steps: Default number of uncompressed (dense) synchronizations at the beginning.
         compressor_options: Options that differ from the defaults of the compressor.
         communicator_options: Options that differ from the defaults of the communicator.
         faster: Faster communicator for handles, by name; see :class:`Combination`.
@@ -107,7 +107,7 @@ class Recipe:
 
     @classmethod
     def of(cls, declared: Combination) -> Recipe:
-        """Looks up the parts of a ``declared`` method.
+        """Makes the recipe of a ``declared`` method, whose parts are given by name.
 
         Raises:
             ConfigError: If a part does not exist.
@@ -138,26 +138,27 @@ class Recipe:
         recipe: str = "recommended",
         **options: Any,
     ) -> Method:
-        """Makes the method.
+        """Makes the method with the given options.
 
         Args:
             communicator: Name of another communicator; ``None`` uses that of the method.
             residual: Name of another residual rule; ``None`` uses that of the method.
-            residual_decay: Share of the residual that remains in the next step; ``None`` keeps all of it.
-            wire: Type of the values in sparse messages: ``exact``, ``float32``, ``bfloat16``, ``float16``, ``int8``,
-                ``int4`` or ``int2``; see :class:`Wire`.
-            dense_steps: Number of dense steps at the beginning; ``None`` uses that of the method.
+            residual_decay: Share of the residual that is added to the next gradient; ``None`` adds all of it.
+            wire: Number format of the values in sparse messages: ``exact``, ``float32``, ``bfloat16``, ``float16``,
+                ``int8``, ``int4`` or ``int2``; see :class:`Wire`.
+            dense_steps: Number of uncompressed (dense) steps at the beginning; ``None`` uses that of the method.
             momentum_factor: Share of each worker's velocity that remains in the next step, at least 0 and below 1, for
                 methods with momentum before compression: ``dgc``, and others if ``optimizer=`` is SGD, where it is at
-                most the optimizer's momentum and updates grow to make up for it (:class:`SgdMomentum`); ``None`` uses
-                the default of the rule. Not to be confused with ``factor``, an option of some compressors.
+                most the optimizer's momentum and updates grow to compensate (:class:`SgdMomentum`); ``None`` uses the
+                default of the rule. Not to be confused with ``factor``, an option of some compressors.
             beta2: Decay rate of each worker's squared gradients, a share, if ``optimizer=`` is Adam or AdamW; ``None``
                 uses that of the optimizer, at most 0.99 if ``scope=auto`` selects a share of each chunk, otherwise
                 0.95.
-            update_scale: Factor of each worker's update if ``optimizer=`` is Adam or AdamW: ``none``, or ``measured``,
-                which makes the learning rate of dense training suitable; see :class:`AdamMomentum`. ``None`` is
-                ``measured`` in handles, and ``none`` with Muon.
-            recipe: ``recommended``, or ``published``: as in the paper, with momentum in the optimizer, after averaging.
+            update_scale: Factor that multiplies each worker's update if ``optimizer=`` is Adam or AdamW: ``none``, or
+                ``measured``, which makes the learning rate of dense training suitable; see :class:`AdamMomentum`.
+                ``None`` is ``measured`` in handles, and ``none`` with Muon.
+            recipe: ``recommended`` (the library's default), or ``published``: as in the paper, with momentum in the
+                optimizer, after averaging.
             options: Options of the compressor and the communicator, such as ``density`` and ``teams``; an option that
                 both parts have is passed to both.
 
@@ -209,7 +210,7 @@ def _part(declared: Combination, group: str, parts: Mapping[str, T]) -> T:
 
 @cache
 def recipes() -> Mapping[str, Recipe]:
-    """Methods of this library by name.
+    """Returns the recipes of this library's methods by name.
 
     Raises:
         ConfigError: If two modules declare the same name, or a method declares parts that do not exist.
@@ -218,7 +219,7 @@ def recipes() -> Mapping[str, Recipe]:
 
 
 def method_names() -> list[str]:
-    """Names of all methods that ``make_method`` knows, including those of other packages.
+    """Returns the names of all methods that ``make_method`` knows, including those of other packages.
 
     Example:
         >>> [name for name in spardl.method_names() if name.startswith("oktopk")]
@@ -231,15 +232,15 @@ def make_method(method: MethodName | str | Method, **options: Any) -> Method:
     """Makes a method by its name.
 
     Args:
-        method: Name of a method, see ``method_names()``; or a method, which is returned unchanged.
-        options: Options of its parts, for instance ``density=0.01``, ``teams=2``; see ``method_options``.
+        method: Name of a method (``method_names()`` lists them); or a method, which is returned unchanged.
+        options: Options of its parts, for instance ``density=0.01``, ``teams=2``; ``method_options`` lists them.
 
     Returns:
         The method.
 
     Raises:
-        ConfigError: If the name or an option is unknown, a value has a wrong type or is out of range, or ``method`` is
-            a method and there are options. options.
+        ConfigError: If the name or an option is unknown, a value has a wrong type or is out of range, or options are
+            given for a ``method`` that is not a name.
 
     Example:
         >>> spardl.make_method("spardl", density=0.01, teams=2).communicator
@@ -256,14 +257,14 @@ def make_method(method: MethodName | str | Method, **options: Any) -> Method:
 
 
 def muon_defaults(recipe: Callable[..., Method], options: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Options that replace the defaults of a method if an optimizer of the handle is Muon.
+    """Returns the options that replace the defaults of a method if an optimizer of the handle is Muon.
 
     Args:
         recipe: Result of ``find_recipe``.
         options: Options that the caller has set.
 
     Returns:
-        Options; empty if the caller has set one of them, or the published form, which compresses gradients.
+        The options; empty if the caller has set one of them, or ``recipe=published``, which compresses gradients.
     """
     if not isinstance(recipe, Recipe) or options.get("recipe", RECIPES[0]) != RECIPES[0]:
         return {}
@@ -328,7 +329,7 @@ def _reject_unknown(unknown: set[str], known: list[str]) -> None:
 
 
 def _did_you_mean(word: Any, known: Iterable[str]) -> str:
-    """A hint at the most similar known word; empty if none is similar."""
+    """Returns a hint at the most similar known word; empty if none is similar."""
     close = get_close_matches(word, list(known), n=1, cutoff=0.75) if isinstance(word, str) else []
     return f"; did you mean {close[0]}?" if close else ""
 
@@ -350,7 +351,7 @@ def _residual(rule: type[Residual], decay: float | None) -> Residual:
 
 
 def published(rule: type[Momentum]) -> type[Momentum]:
-    """Momentum rule of the published form of a method with ``rule``: papers keep momentum in the optimizer."""
+    """Returns the momentum rule of ``recipe=published`` for ``rule``: papers keep momentum in the optimizer."""
     return OptimizerMomentum if issubclass(rule, AutoMomentum) else rule
 
 

@@ -1,7 +1,7 @@
-"""Reports of skipped gradients (NaN or infinity) and of clipped sums (overflow).
+"""Counts and reports gradients that were skipped (NaN or infinity) and sums that were clipped (overflow).
 
-A worker reports its own cases at once. Counts of all workers are exchanged only after steps 1, 2, 4, ..., 64, and then
-after every 64th step, so most steps send no extra message.
+A worker reports its own skipped or clipped gradients at once. Counts of all workers are exchanged only after steps 1,
+2, 4, ..., 64, and then after every 64th step, so most steps send no extra message.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ _MOST_NAMED = 8
 
 
 class NonFiniteCounts(NamedTuple):
-    """Skipped and clipped gradients of one worker.
+    """Number of skipped and clipped gradients of one worker.
 
     Attributes:
         number: Number of skipped or clipped gradients, counted per bucket.
-        last: Step of the last one, counted from 1; 0 if there was none since this process started.
+        last: Step of the most recent one, counted from 1; 0 if there was none since this process started.
     """
 
     number: int
@@ -32,7 +32,7 @@ class NonFiniteCounts(NamedTuple):
 
     @classmethod
     def of(cls, states: Iterable[MethodState]) -> NonFiniteCounts:
-        """Sums the counts of one worker over the ``states`` of all its buckets, as far as known without waiting."""
+        """Sums the counts of one worker over the ``states`` of its buckets, without waiting for a GPU."""
         states = list(states)
         for state in states:
             state.catch_up(wait=False)
@@ -53,18 +53,18 @@ class NonFiniteReports:
 
     @property
     def total(self) -> int:
-        """Number of skipped or clipped gradients of all workers, as far as known on this one."""
+        """Number of skipped or clipped gradients of all workers that this worker knows of."""
         return sum(self._counts)
 
     def learn(self, counts: Sequence[int]) -> None:
-        """Takes over the exchanged ``counts`` of all ranks."""
+        """Stores the exchanged ``counts``, one per rank."""
         self._counts = list(counts)
 
     def notice(self, found: Mapping[int, NonFiniteCounts]) -> str | None:
         """Updates the counts and returns a report if one is due.
 
         Args:
-            found: Counts of some ranks.
+            found: New counts of some workers, by rank.
 
         Returns:
             One line that names ranks and step, at the beginning of a burst or after large growth; otherwise ``None``.
@@ -86,5 +86,5 @@ class NonFiniteReports:
 
 
 def is_due(step: int) -> bool:
-    """Whether workers exchange their counts after ``step`` steps."""
+    """Returns whether workers exchange their counts after ``step`` steps."""
     return step % _PERIOD == 0 or step & (step - 1) == 0

@@ -30,31 +30,31 @@ T = TypeVar("T")
 
 @cache
 def compressors() -> dict[str, type[Compressor]]:
-    """All compressors by name."""
+    """Returns all compressor classes by name."""
     return _concrete(_modules(spardl.compressors), Compressor)
 
 
 @cache
 def communicators() -> dict[str, type[Communicator[Any, Any]]]:
-    """All communicators by name."""
+    """Returns all communicator classes by name."""
     return _concrete(_modules(spardl.communicators), Communicator)  # type: ignore[type-abstract]
 
 
 @cache
 def residual_rules() -> dict[str, type[Residual]]:
-    """All residual rules by name."""
+    """Returns all residual rules by name."""
     return _concrete([residuals], Residual)  # type: ignore[type-abstract]
 
 
 @cache
 def momentum_rules() -> dict[str, type[Momentum]]:
-    """All momentum rules by name."""
+    """Returns all momentum rules by name."""
     return _concrete([momentum], Momentum)  # type: ignore[type-abstract]
 
 
 @cache
 def combinations() -> dict[str, Combination]:
-    """All methods by name, as declared in ``METHODS`` of the compressors' and communicators' modules.
+    """Returns all methods by name, as declared in ``METHODS`` of the compressors' and communicators' modules.
 
     Raises:
         ConfigError: If two modules declare the same name.
@@ -96,7 +96,7 @@ def incompatibility(
     residual: type[Residual],
     momentum: type[Momentum] = OptimizerMomentum,
 ) -> str | None:
-    """Explains why parts do not fit together.
+    """Explains why a compressor, a communicator, a residual and a momentum cannot be combined.
 
     Args:
         compressor: Compressor class of the method.

@@ -41,14 +41,14 @@ __all__ = [
 
 
 class Residual(ABC):
-    """A rule for the residual that one worker adds to its next gradient.
+    """A rule for error feedback: which unsent entries (the residual) a worker adds to its next gradient.
 
     Attributes:
-        name: Name in configurations.
+        name: Name of the rule in configurations.
         remembers: Whether the rule keeps a residual.
         needs_entries: Whether the rule distinguishes sent entries from unsent ones.
         needs_count: Whether the rule must know the number of sent entries before the selection.
-        rescales: Whether the result differs from the sum.
+        rescales: Whether ``scale`` changes the sum.
     """
 
     name: ClassVar[str]
@@ -63,22 +63,22 @@ class Residual(ABC):
         """Adds a gradient to the residual, in place.
 
         Args:
-            memory: Residual, shape (n,); afterwards residual plus gradient.
+            memory: Residual, shape (n,); holds residual plus gradient afterwards.
             gradient: Finite gradient, shape (n,); ``None`` for a step without one.
-            candidates: Candidates for the largest entries of ``memory``, which are updated.
+            candidates: Positions among which the largest entries of ``memory`` are searched; updated.
             clear: Whether to set the gradient to zero.
         """
         candidates.add(memory, gradient, clear=clear)
 
     def scale(self, total: SparseVector, parts: Sequence[Range]) -> SparseVector:
-        """Turns the sum into the result, by default the sum itself.
+        """Scales the sum of all workers before it is divided by P; by default it stays unchanged.
 
         Args:
-            total: Sum over all workers.
-            parts: Number of sent entries of each range.
+            total: Sparse sum over all workers.
+            parts: Ranges of the vector, and the number of entries that were sent of each.
 
         Returns:
-            The vector that is divided by P.
+            The sparse vector to divide by P.
         """
         return total
 
@@ -128,7 +128,7 @@ class RescaledResidual(NoResidual):
     rescales = True
 
     def scale(self, total: SparseVector, parts: Sequence[Range]) -> SparseVector:
-        """Multiplies each entry by the length of its part / the number of entries sent of it."""
+        """Multiplies each entry by the length of its range / the number of entries sent of that range."""
         device, dtype = total.indices.device, total.values.dtype
         ends = torch.tensor([part.stop for part in parts], dtype=torch.int64, device=device)
         factors = torch.tensor([(part.stop - part.start) / part.k for part in parts], dtype=dtype, device=device)
@@ -141,8 +141,8 @@ class ErrorFeedback(Residual):
     """Base class of the rules that keep a residual.
 
     Args:
-        decay: Share of the residual that remains in the next step, so that very late entries fade: an unsent entry
-            accumulates at most 1 / (1 - decay) steps. ``None`` keeps all, as published. SparseLoCo (Sarfi et al.,
+        decay: Share of the residual that is added to the next gradient. Very late entries thus fade: an unsent entry
+            accumulates at most 1 / (1 - decay) steps. ``None`` adds all of it, as published. SparseLoCo (Sarfi et al.,
             arXiv 2508.15706) uses 0.95 per outer step.
 
     Raises:
@@ -166,12 +166,12 @@ class ErrorFeedback(Residual):
 
 @dataclass(frozen=True)
 class LocalResidual(ErrorFeedback):
-    """LRES: keeps the entries that this worker did not select. :class:`ErrorFeedback` documents the arguments."""
+    """LRES: keeps the entries that this worker did not select; the argument is that of :class:`ErrorFeedback`."""
 
     name = "local"
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores the original vector, without the entries that this worker selected."""
+        """Restores gradient plus residual, with zeros where this worker selected an entry."""
         accumulated.restore_unsettled(final, whole=True)
         accumulated.add_errors(final)
 
@@ -180,14 +180,14 @@ class LocalResidual(ErrorFeedback):
 class PartialResidual(ErrorFeedback):
     """PRES: also keeps selected entries that are missing from the result, as Ok-Topk does.
 
-    :class:`ErrorFeedback` documents the arguments.
+    The argument is that of :class:`ErrorFeedback`.
     """
 
     name = "partial"
     needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores the original vector, without the selected entries that are in the result."""
+        """Restores gradient plus residual, with zeros where this worker selected an entry that is in the result."""
         accumulated.restore_unsettled(final, whole=False)
         accumulated.add_errors(final)
 
@@ -196,12 +196,12 @@ class PartialResidual(ErrorFeedback):
 class GlobalResidual(ErrorFeedback):
     """GRES: also keeps the entries that this worker dropped from partial sums, for indices in the result.
 
-    :class:`ErrorFeedback` documents the arguments.
+    The argument is that of :class:`ErrorFeedback`.
     """
 
     name = "global"
     needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores the original vector, except at the indices of the result."""
+        """Restores gradient plus residual, except at the indices of the result."""
         accumulated.restore_others(final)

@@ -18,11 +18,11 @@ __all__ = ["Warmup"]
 
 @dataclass(frozen=True)
 class Warmup:
-    """Dense warm-up at the beginning of a run.
+    """Number and communicator of the uncompressed steps at the beginning of a run.
 
     Args:
         steps: Number of synchronizations that send the whole gradient.
-        communicator: Dense communicator of these synchronizations.
+        communicator: Dense communicator that sums the whole gradients.
 
     Raises:
         ConfigError: If ``steps`` is not a whole number of at least 0, or the communicator is not a dense one.

@@ -1,1 +1,1 @@
-"""Common vocabulary of the parts of a method: programs of messages, contexts, costs and state."""
+"""Vocabulary that the parts of a method share: programs of messages, contexts, costs and state."""

@@ -61,7 +61,7 @@ class Combination:
         name: Name of the method, as in ``spardl.attach(model, "NAME")`` and ``train.py compressor=NAME``.
         compressor: Name of the compressor, which selects what each worker sends.
         communicator: Name of the communicator, which sums the messages.
-        residual: Name of the residual rule, which keeps the unsent rest.
+        residual: Name of the residual rule, which determines the unsent entries to add to the next gradient.
         momentum: Name of the momentum rule, which determines the compressed vector.
         dense_steps: Number of dense synchronizations at the start.
         compressor_options: Options that differ from the compressor's defaults.
@@ -86,7 +86,7 @@ T = TypeVar("T")
 
 
 class Phase(Enum):
-    """Activities that a worker's time is attributed to."""
+    """Activities that the time of a worker is attributed to."""
 
     COMPUTE = "compute"
     SELECT = "select"
@@ -130,9 +130,9 @@ class Receive(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Exchange:
-    """One communication round: all of its messages are in flight at once.
+    """One communication round of a worker: all of its messages are in flight at once.
 
-    The reply holds the tensors received, in the order of ``receives``.
+    The program is resumed with the received tensors, in the order of ``receives``.
 
     Attributes:
         sends: Messages to other workers.
@@ -148,7 +148,7 @@ class Exchange:
 
 @dataclass(frozen=True, slots=True)
 class AllReduce:
-    """A dense all-reduce (sum) by the backend's collective, in place. The reply holds the tensor.
+    """A dense all-reduce (sum) by the backend's collective, in place. The program is resumed with the tensor.
 
     Attributes:
         tensor: Tensor of shape (m,), overwritten with the sum.
@@ -159,7 +159,9 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """The first half of an all-reduce. The reply holds the summed chunk ``rank`` of ``tensor.tensor_split(P)``.
+    """The first half of an all-reduce.
+
+    The program is resumed with the summed chunk ``rank`` of ``tensor.tensor_split(P)``.
 
     Attributes:
         tensor: Tensor of shape (m,).
@@ -181,12 +183,12 @@ class AllGather:
 
 @dataclass(frozen=True, slots=True)
 class Boundary:
-    """The middle of an all-reduce, where each entry of the sum is known to one worker.
+    """Annotation: the middle of an all-reduce, where each entry of the sum is known to one worker.
 
     The rest of the program only distributes the sum, so it can wait until the sum is needed.
 
     Attributes:
-        shard: Entries of the sum that are attributed to this worker; each entry is attributed to one worker.
+        shard: Entries of the sum that this worker holds; each entry is held by one worker.
     """
 
     shard: Sum
@@ -194,7 +196,7 @@ class Boundary:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """Annotation: the following requests belong to a step of the method. Drivers need not act on it.
+    """Annotation: the following requests belong to a step of the method. Clusters need not act on it.
 
     Attributes:
         number: Number of the step, counted from 1.
@@ -223,7 +225,7 @@ class Worker(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Team:
-    """An ordered group of workers, as seen by one of its members.
+    """An ordered group of workers that communicate with each other, as seen by one member.
 
     Attributes:
         members: Ranks of the members, in order.
@@ -239,16 +241,16 @@ class Team:
         return len(self.members)
 
     def at(self, offset: int) -> int:
-        """Position of the member ``offset`` places after this worker, cyclically."""
+        """Returns the position of the member ``offset`` places after this worker, cyclically."""
         return (self.position + offset) % self.size
 
     def rank(self, offset: int) -> int:
-        """Rank of the member ``offset`` places after this worker, cyclically."""
+        """Returns the rank of the member ``offset`` places after this worker, cyclically."""
         return self.members[self.at(offset)]
 
 
 def whole_team(worker: Worker) -> Team:
-    """The team of all workers in rank order, as ``worker`` sees it."""
+    """Returns the team of all workers in rank order, as seen by ``worker``."""
     return Team(range(worker.size), worker.rank)
 
 
@@ -256,8 +258,8 @@ class Context(NamedTuple):
     """One synchronization, as seen by one worker: the input of every part of a method.
 
     Attributes:
-        worker: The local worker.
-        layout: Layout of the tensors in the vector.
+        worker: Rank of the local worker, and number of workers.
+        layout: Shapes and positions of the tensors in the vector.
         step: Number of earlier synchronizations with this method, without dense warm-up; equal on all workers.
     """
 
@@ -271,7 +273,7 @@ class Context(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Lower and upper bounds of an integer that may not be known exactly in advance.
+    """Lower and upper bounds, over all workers, of a number that may not be known exactly in advance.
 
     Attributes:
         low: Minimum number over all workers.
@@ -283,7 +285,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def exactly(cls, number: int) -> Bounds:
-        """Bounds of a known ``number``."""
+        """Returns equal bounds for a known ``number``."""
         return cls(number, number)
 
     def __contains__(self, number: object) -> bool:
@@ -303,13 +305,13 @@ class Cost(NamedTuple):
 
     @classmethod
     def total(cls, costs: Iterable[Cost]) -> Cost:
-        """Total of several ``costs`` in sequence."""
+        """Returns the sum of several ``costs``, which are incurred in sequence."""
         rounds, words = zip(*costs, strict=True)
         return cls(*(Bounds(*map(sum, zip(*bounds, strict=True))) for bounds in (rounds, words)))
 
 
 def log2_ceil(count: int) -> int:
-    """Ceiling of the base-2 logarithm of ``count`` (at least 1): rounds of a doubling algorithm."""
+    """Returns the base-2 logarithm of ``count`` (at least 1), rounded up: the rounds of a doubling algorithm."""
     return (count - 1).bit_length()
 
 
@@ -338,15 +340,15 @@ def seeded_generator(*parts: int | str) -> torch.Generator:
 class State:
     """Base class of per-worker state that persists across steps; the caller owns, saves and loads it.
 
-    Subclasses are dataclasses whose fields are numbers, booleans, strings or tensors. A part without state uses this
-    class directly.
+    Subclasses are dataclasses whose fields are numbers, booleans, strings or tensors. Compressors and communicators
+    without state use this class directly.
     """
 
     def rescale(self, factor: float) -> None:
-        """Adapts the state to gradients scaled by ``factor`` from now on; replaces tensors, never modifies them."""
+        """Adapts the state to gradients that are multiplied by ``factor`` from now on; replaces its tensors."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Fields by name. Tensors are shared, not copied."""
+        """Returns the fields by name. Tensors are shared, not copied."""
         return {field.name: getattr(self, field.name) for field in fields(self)}
 
     def check(self, values: Mapping[str, Any]) -> None:
@@ -393,7 +395,7 @@ def clone_data(values: Any) -> Any:
 
 
 def is_compatible(value: Any, mine: Any) -> bool:
-    """Whether a saved ``value`` can replace ``mine``: a number of the same kind, or a tensor of the same dtype."""
+    """Returns whether a saved ``value`` can replace ``mine``: a number of the same kind, or an equal dtype."""
     if isinstance(mine, Tensor):
         # Sparse and meta tensors have no values that a field could hold.
         fits = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta
@@ -405,7 +407,7 @@ def is_compatible(value: Any, mine: Any) -> bool:
 
 
 def describe(value: Any) -> str:
-    """Short description of a saved value, for error messages."""
+    """Returns a short description of a saved value, for error messages."""
     if isinstance(value, Tensor):
         return f"a {str(value.dtype).removeprefix('torch.')} tensor of shape {tuple(value.shape)}"
     return f"{type(value).__name__} {value!r}"[:60]

@@ -1,4 +1,4 @@
-"""Schedules: when the gradients of a step are synchronized, and in which groups."""
+"""Schedules: when the gradients of a step are synchronized, and which layers are synchronized together."""
 
 from spardl.schedules.dear import Dear
 from spardl.schedules.engine import Engine, Schedule, Training

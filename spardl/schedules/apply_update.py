@@ -1,4 +1,8 @@
-"""Optimizer steps: updates of some parameters, and steps that only apply an averaged update."""
+"""Optimizer steps: updates of some of the parameters, and steps that only apply an averaged update.
+
+With momentum before compression, each worker computes the update of its optimizer itself (a local update). The
+optimizer then only adds the averaged updates to the weights: ``ApplyUpdate`` changes its step.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +36,7 @@ __all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "take_over", "u
 
 
 def runs_closure(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
-    """Whether an optimizer step was called with a closure that is not ``None``.
+    """Returns whether an optimizer step was called with a closure that is not ``None``.
 
     Args:
         arguments: Positional arguments of a step pre-hook, the optimizer first.
@@ -42,7 +46,7 @@ def runs_closure(arguments: Sequence[Any], options: Mapping[str, Any]) -> bool:
 
 
 def unwrap(optimizer: Any) -> Any:
-    """Returns the torch optimizer inside Accelerate's wrapper, or the optimizer itself."""
+    """Returns the torch optimizer inside Accelerate's wrapper; an unwrapped optimizer is returned unchanged."""
     return getattr(optimizer, "optimizer", optimizer)
 
 
@@ -53,7 +57,7 @@ class Updater:
         optimizer: Optimizer of ``torch.optim``, or a compatible one, that updates each parameter independently.
 
     Attributes:
-        applying: Whether the optimizer step that is running was started by this object.
+        applying: Whether ``apply`` is running: hooks of the optimizer thus recognize its steps.
 
     Raises:
         ConfigError: If the optimizer needs all parameters at once.
@@ -69,7 +73,7 @@ class Updater:
         self.applying = False
 
     def hold(self) -> None:
-        """Saves the current learning rates and other settings; later changes apply to the next step."""
+        """Saves the current learning rates and other settings, which the next ``apply`` uses even if they change."""
         self._held = [
             {key: value for key, value in group.items() if key != "params"} for group in self._optimizer.param_groups
         ]
@@ -97,16 +101,16 @@ class Updater:
 
 
 class ApplyUpdate:
-    """Makes each optimizer step compute ``weights = (1 - lr * decay) * weights - lr * average``.
+    """Makes every ``optimizer.step()`` compute ``weights = (1 - lr * decay) * weights - lr * average``.
 
     Learning rate and decay come from the parameter group at the time of the step, so schedulers work as usual. The
     decay is 0 where weight decay is part of the gradient (SGD, Adam), because it then passes through the moments. Muon
     adjusts the learning rate of averages to the shape of each matrix.
 
     Args:
-        optimizer: Optimizer whose state can be kept before compression. It keeps its state until ``free``.
-        momentum: Momentum before compression that replaces the optimizer's state.
-        check: Called with the parameters before each step; it may raise an error.
+        optimizer: Optimizer whose momentum a local update can replace. It keeps its state until ``free``.
+        momentum: Local update (momentum before compression) that replaces the optimizer's state.
+        check: Callback that receives the parameters before each step; it may raise an error.
 
     Raises:
         ConfigError: If the momentum does not match the optimizer.
@@ -134,12 +138,12 @@ class ApplyUpdate:
         optimizer: torch.optim.Optimizer | None,
         check: Callable[[list[nn.Parameter]], None] | None = None,
     ) -> ApplyUpdate | None:
-        """Creates the object; returns ``None`` if there is no optimizer, or it keeps its own state.
+        """Creates the object; returns ``None`` without an optimizer, or if the optimizer keeps its own momentum.
 
         Args:
-            momentum: Momentum before compression, or the optimizer's own.
+            momentum: Momentum rule of the method.
             optimizer: Optimizer of the training, if the caller passed one.
-            check: Called with the parameters before each step.
+            check: Callback that receives the parameters before each step.
 
         Raises:
             ConfigError: If the momentum does not match the optimizer.
@@ -186,12 +190,12 @@ class ApplyUpdate:
 
     @property
     def trained(self) -> bool:
-        """Whether the optimizer has state: it trained without averages, or loaded a checkpoint of such a training."""
+        """Whether the optimizer has state of its own, from steps or a checkpoint without local updates."""
         return bool(self._optimizer.state)
 
     @property
     def has_matrices(self) -> bool:
-        """Whether the optimizer is Muon, whose moments have no count of steps."""
+        """Whether the optimizer is Muon, whose state for matrices has no step count."""
         return isinstance(self._rule, MuonMomentum)
 
     @property
@@ -200,7 +204,7 @@ class ApplyUpdate:
         return type(self._optimizer).__name__
 
     def steps(self, parameters: Iterable[nn.Parameter]) -> int:
-        """Largest number of steps in the optimizer's state for some ``parameters``."""
+        """Returns the largest step count in the optimizer's state for some ``parameters``."""
         # Other optimizers have some of them.
         return max((int(self._optimizer.state.get(each, {}).get("step", 0)) for each in parameters), default=0)
 
@@ -208,12 +212,12 @@ class ApplyUpdate:
         """Converts the optimizer's state to moments of this worker.
 
         Args:
-            parameters: Parameters of the workers, in the order of their moments.
-            steps: Number of steps that the moments of all optimizers have from here on.
+            parameters: All averaged parameters, in the order of the moments.
+            steps: Step count that the moments continue from, equal for all optimizers.
 
         Returns:
-            Moments of the optimizer's own parameters by number, ``None`` for those that lack them; empty if it has no
-            state and needs none.
+            Moments of the optimizer's own parameters, by number in ``parameters``; ``None`` where its state lacks
+            values. Empty if the optimizer has no state and needs none.
         """
         groups = {each: group for group in self._optimizer.param_groups for each in group["params"]}
         own = {number: each for number, each in enumerate(parameters) if each in groups}
@@ -228,13 +232,13 @@ class ApplyUpdate:
         }
 
     def free(self) -> None:
-        """Frees the optimizer's state, which would go stale: its own step no longer sees gradients."""
+        """Deletes the optimizer's state, which would go stale because its own step no longer sees gradients."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 self._optimizer.state.pop(parameter, None)
 
     def close(self) -> None:
-        """Removes the hooks; the optimizer starts again with empty state."""
+        """Removes the hooks; the optimizer continues with its own step, from an empty state."""
         for hook in self._hooks:
             hook.remove()
 
@@ -266,15 +270,15 @@ def take_over(
     *,
     stale: bool,
 ) -> None:
-    """Moves the state of optimizers to this worker's moments and frees it; call this between two steps.
+    """Converts the state of optimizers to this worker's moments and deletes it; must be called between two steps.
 
     Args:
         optimizers: Optimizers of different parameters.
-        carried: Moments of this worker, which receive the state.
+        carried: Residuals and moments of this worker, which receive the state.
         names: Names of the parameters, in the order of ``carried``.
         parameters: Parameters in the same order.
-        scale: Loss scale of the gradients in the moments (a factor).
-        stale: Whether ``carried`` was loaded after the optimizers' states were saved; these are then only freed.
+        scale: Loss scale (factor) that gradients in the moments are multiplied by.
+        stale: Whether ``carried`` was loaded and is newer than the optimizers' states, which are then only deleted.
     """
     if not any(each.trained for each in optimizers):
         return
@@ -319,15 +323,15 @@ def _copy(found: Mapping[int, ConvertedMoments | None], carried: GradientState, 
 
 
 def decay_of(momentum: Momentum, optimizer: Optimizers) -> Callable[[nn.Parameter], float] | None:
-    """Returns the weight decay that passes through moments before compression.
+    """Returns the weight decay that each worker adds to its gradients before compression.
 
     Args:
-        momentum: Momentum before compression, or the optimizer's own.
-        optimizer: Optimizer that has the weight decay, or several of different parameters.
+        momentum: Momentum rule of the method.
+        optimizer: Optimizer that defines the weight decay, or several optimizers of different parameters.
 
     Returns:
         A function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` if the
-        optimizer keeps its own state.
+        optimizer applies momentum and weight decay itself.
     """
     optimizers = optimizers_of(optimizer)
     if not optimizers or not momentum.moved:

@@ -1,4 +1,8 @@
-"""From gradients to averages, and from averages to weights: the two halves of a step that all schedules share."""
+"""The two halves of a step that all schedules share: from gradients to averages, and from averages to new weights.
+
+A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
+this process runs.
+"""
 
 from __future__ import annotations
 
@@ -21,24 +25,24 @@ __all__ = ["Averaging", "ModelUpdate", "gradient_of"]
 
 
 def gradient_of(gradient: Storage, group: Group) -> Tensor:
-    """Returns a view, shape (m,), of a group's gradient; it holds the average after the synchronization."""
+    """Returns a view of a group's gradient, shape (m,); it holds the average after the synchronization."""
     return gradient.cut(gradient.vectors, group.entries)
 
 
 class Averaging:
-    """Adds gradients to the residuals, and creates the programs that average them.
+    """Adds gradients to the residuals, and creates the programs (sequences of messages) that average them.
 
     Args:
         method: Method that averages the gradients.
         cluster: Cluster that runs the workers.
-        gradient: Storage of the gradients.
-        decay: Returns, for a parameter, the multiple of its weights that is added to its gradient.
-        state: Residuals, moments and groups of the model.
-        scaling: Loss-scale handling of the engine.
-        limit: Limit on the norm of each worker's own gradient.
+        gradient: Storage of the model's gradients.
+        decay: Function that returns, for a parameter, the multiple of its weights to add to its gradient.
+        state: Residuals, moments and groups of layers of the model.
+        scaling: Tracks the loss scale of a GradScaler, if there is one.
+        limit: Gradient clipping: limit on the norm of each worker's own gradient.
 
     Attributes:
-        gradients: Gradients from which the programs of this step start, by group and local rank, shape (m,) each.
+        gradients: Gradients that the programs of this step average, by group and local rank, shape (m,) each.
     """
 
     def __init__(
@@ -59,7 +63,7 @@ class Averaging:
         self.regroup()
 
     def regroup(self) -> None:
-        """Measures the residuals again, because the groups have changed."""
+        """Adapts the measurement of residuals to changed groups."""
         self._monitor = ResidualMonitor(len(self._state.groups))
 
     @property
@@ -71,17 +75,17 @@ class Averaging:
         return self._gradient.backwards or bool(self._scaling)
 
     def begin(self, *, measured: bool) -> None:
-        """Begins a step; ``measured`` says whether to measure what it adds to the residuals."""
+        """Begins a step; with ``measured``, the additions to the residuals are measured in it."""
         self._measured = measured
         self.gradients = [[] for _ in self._state.groups]
 
     def clip_own(self, local: int) -> None:
-        """Limits the norm of the complete gradient of the local rank ``local``, if that is limited."""
+        """Clips the complete gradient of the local rank ``local``, if each worker's own gradient is limited."""
         with self._cluster.timed(Phase.SELECT, [local]):
             self._limit.clip(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
 
     def hand_over(self, number: int, local: int) -> None:
-        """Takes over the complete gradient of group ``number`` from the local rank ``local``."""
+        """Takes the complete gradient of group ``number`` from the local rank ``local``, to add it to the residual."""
         group = self._state.groups[number]
         with self._cluster.timed(Phase.SELECT, [local]):
             self._gradient.add_weights(self._decay, self._scaling.factor, group.tensors)
@@ -96,7 +100,7 @@ class Averaging:
                 self._accumulate(number, gradient, group.states[local], clear=True)
 
     def programs(self, number: int) -> list[Program[Sum]]:
-        """The synchronization of group ``number``: one program per local rank."""
+        """Returns the programs that average group ``number``, one per local rank."""
         pairs = list(zip(self._cluster.local_workers, self._state.groups[number].states, strict=True))
         if self._starts_from_gradients:
             # Bind this step's list: the program may start when the next step has already begun.
@@ -107,7 +111,7 @@ class Averaging:
     def _from_gradient(
         self, number: int, gradients: Sequence[Tensor], local: int, worker: Worker, state: MethodState
     ) -> Program[Sum]:
-        """Program that starts from the gradient itself, so that accumulation runs in the background as well."""
+        """Averages one group, starting from the gradient, so that it is accumulated in the background as well."""
         gradient = gradients[local]
         if self._scaling and (yield from any_overflowed(worker, gradient)):
             self._overflow(number, gradient)
@@ -142,22 +146,22 @@ class Averaging:
         self._monitor.note(number, state.memory - before, self._scaling.factor)
 
     def residual_size(self) -> ResidualSize | None:
-        """Size of the first local rank's residual; ``None`` if it is not known yet."""
+        """Returns the size of the first local rank's residual; ``None`` if it is not known yet."""
         if not self._state.remembers:
             return ResidualSize(0.0, 0.0)
         return self._monitor.residual_size(self._state.residuals(), self._scaling.factor)
 
 
 class ModelUpdate:
-    """Stores averages where the optimizer reads them, and runs the optimizer.
+    """Writes averages to the gradients that the optimizer reads, and runs the optimizer.
 
     Args:
         cluster: Cluster that runs the workers.
-        gradient: Storage of the gradients.
+        gradient: Storage of the model's gradients.
         optimizer: Optimizer of the parameters; ``None`` if the caller uses the averages.
-        usage: Parameters that the local ranks have used.
-        scaling: Loss-scale handling of the engine.
-        limit: Limit on the norm of the average.
+        usage: Records which parameters the local ranks used in a step.
+        scaling: Tracks the loss scale of a GradScaler, if there is one.
+        limit: Gradient clipping: limit on the norm of the average.
 
     Attributes:
         updater: Runs the optimizer on some of its parameters; ``None`` if the caller uses the averages.
@@ -177,11 +181,11 @@ class ModelUpdate:
         self.updater = Updater(optimizer) if optimizer else None
 
     def timed(self) -> AbstractContextManager[None]:
-        """Counts the time of the block as update time of all local ranks."""
+        """Returns a context manager that counts the time of its block as update time of all local ranks."""
         return self._cluster.timed(Phase.UPDATE, range(len(self._cluster.local_ranks)))
 
     def store(self, group: Group, average: Sum) -> int:
-        """Stores the average of a group in its gradient.
+        """Writes the average of a group to its gradient.
 
         Returns:
             Number of entries of the average.
@@ -193,14 +197,14 @@ class ModelUpdate:
         return len(average) if isinstance(average, SparseVector) else average.numel()
 
     def unused(self) -> list[int]:
-        """Numbers of the parameters without a gradient on any worker; all workers must call this once in each step."""
+        """Returns the numbers of the parameters without a gradient on any worker; all workers call it once per step."""
         rows = self._usage.rows()
         numbers = self._usage.unused(gather_rows(self._cluster, rows) if rows else [])
         self._usage.clear()
         return numbers
 
     def factor(self, norm: Callable[[], float]) -> float | None:
-        """Factor that is applied to the average before the update; ``norm`` computes the norm of the average."""
+        """Returns the clipping factor of the average, if any; ``norm`` is called to compute the norm of the average."""
         return self._limit.factor(norm, self._scaling.factor)
 
     def step(self, gradients: Sequence[Sequence[Tensor]]) -> None:

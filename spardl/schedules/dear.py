@@ -49,12 +49,12 @@ __all__ = ["Dear", "FirstUses", "InHalves"]
 
 
 class FirstUses:
-    """Announces, before each module's forward, which groups of parameters the module is about to use.
+    """Reports, before the forward pass of each module, which layers the module is about to use.
 
     Args:
         model: Model whose forward passes are traced.
         layer_of: Layer number of each parameter.
-        need: Called with the numbers of the layers; it may be called more often than necessary.
+        need: Callback that receives the numbers of the layers; it may be called more often than necessary.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class FirstUses:
         self._hooks = [module.register_forward_pre_hook(TransientHook(self._before)) for module in self._of]
 
     def begin(self) -> None:
-        """Starts tracing, because a forward pass may follow."""
+        """Starts tracing before a forward pass."""
         self._last = None
         self._need(self._at_begin)
         if self._watch is not None and not self._entered:
@@ -78,7 +78,7 @@ class FirstUses:
             self._entered = True
 
     def end(self) -> None:
-        """Ends the forward pass; after the first one, the uses of all parameters are known."""
+        """Ends the forward pass. After the first one, it is known which module uses which parameter first."""
         # Tracing every torch function is slow, so only the first forward pass is traced.
         if self._watch is not None and self._entered:
             self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -126,12 +126,12 @@ class Dear(Schedule):
 
     Args:
         threshold_mb: Largest size of a fusion group in megabytes of gradients; 0 for one group per layer.
-        layers: Number of neighboring layers per group; ``None`` for groups by size.
+        layers: Number of neighboring layers per group; ``None`` forms groups by size.
         trials: Number of group sizes to try in the first steps of training, starting with ``threshold_mb``; the fastest
             one is kept (Bayesian optimization, section 4 of the paper). 0 for none.
         low_mb: Smallest group size to try, in megabytes.
         high_mb: Largest group size to try, in megabytes.
-        seed: Seed of the choice of group sizes.
+        seed: Seed of the random choice of group sizes.
 
     Raises:
         ConfigError: If a value is out of range, or two values contradict each other.
@@ -165,13 +165,13 @@ class Dear(Schedule):
         return Trials(self.low_mb, self.high_mb, self.threshold_mb, self.trials, self.seed)
 
     def check(self, method: Method, *, clips: bool) -> None:
-        """Accepts methods that can pause between their two halves."""
+        """Checks that the method can pause between its two halves (reduce-scatter and all-gather)."""
         method.check_split()
         if clips:
             method.check_shards()
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates the engine with groups by size or by number of layers."""
+        """Creates the engine, with groups of layers by size or by number of layers."""
         cut = partial(self._partition, training.gradient)
         return InHalves(method, cluster, training, cut, self.threshold_mb, self._tuner() if self.trials else None)
 
@@ -183,19 +183,19 @@ class Dear(Schedule):
 
 
 class _SecondHalf:
-    """Second halves of a step's synchronizations, which run during the next step until their averages are applied.
+    """The all-gathers of a step, which run during the next step until their averages are applied.
 
     Args:
         works: Synchronization of each group.
         ranks: Number of local ranks.
-        gradients: Gradients from which the averages are computed, by group and local rank, shape (m,) each.
+        gradients: Gradients that are averaged, by group and local rank, shape (m,) each.
         skipped: Parameters without a gradient on any worker.
-        usable: Whether the optimizer may use the averages.
-        factor: Factor that is applied to the averages; ``None`` for none.
+        usable: Whether the optimizer may use the averages: no gradient overflowed.
+        factor: Factor that clips the averages; ``None`` if they are not clipped.
 
     Attributes:
-        averages: Averages that have been waited for, by local rank and group.
-        unapplied: Numbers of the groups that no local rank has applied to the model.
+        averages: Completed averages, by local rank and group.
+        unapplied: Numbers of the groups whose averages are not applied to the model yet.
     """
 
     def __init__(
@@ -219,11 +219,11 @@ class _SecondHalf:
             self._works[number].resume()
 
     def arrived(self, local: int) -> bool:
-        """Whether the local rank ``local`` has waited for all groups."""
+        """Whether the averages of all groups are complete on the local rank ``local``."""
         return len(self.averages[local]) == len(self._works)
 
     def missing(self, local: int) -> list[int]:
-        """Numbers of the groups that the local rank ``local`` has not waited for."""
+        """Returns the numbers of the groups whose averages are not complete on the local rank ``local``."""
         return [number for number in range(len(self._works)) if number not in self.averages[local]]
 
     def wait(self, number: int, local: int) -> Sum:
@@ -233,15 +233,15 @@ class _SecondHalf:
 
 
 class InHalves(InBackward):
-    """Pauses each synchronization between its halves until ``finish``; layers wait when they are used.
+    """Engine of DeAR: pauses each synchronization after its reduce-scatter; ``finish`` starts the all-gathers.
 
     Args:
         method: Method that averages the gradients.
         cluster: Cluster that runs the workers.
         training: Training with a model and an optimizer.
-        cut: Returns the partition for a group size in megabytes.
+        cut: Function that returns the partition (ranges of layers) for a group size in megabytes.
         megabytes: Initial group size in megabytes.
-        trials: Trials of other group sizes; ``None`` for none.
+        trials: Measurement of other group sizes in the first steps; ``None`` to keep the initial size.
     """
 
     pauses = True
@@ -274,7 +274,7 @@ class InHalves(InBackward):
     # --- the first half
 
     def begin(self, local: int = 0) -> None:
-        """Starts the forward passes of a local rank, which wait for the parameters they use."""
+        """Starts the forward passes of a local rank; each module waits for the averages of its parameters."""
         if local == 0:
             # A new scale rescales the residuals, which no synchronization in flight may use meanwhile.
             if self._scaling.changes_residuals:
@@ -294,7 +294,7 @@ class InHalves(InBackward):
         super()._use_groups()
 
     def before_backward(self, *, last: bool) -> None:
-        """Updates, before new gradients appear, the groups that the forward passes did not use."""
+        """Completes the updates of groups that the forward passes did not use, before new gradients replace them."""
         self._uses.end()
         super().before_backward(last=last)
         # A parameter used although its group is late was read before its update; ``note`` reports that.
@@ -302,15 +302,15 @@ class InHalves(InBackward):
         self._apply_all(self._step.local)
 
     def forward_ended(self) -> None:
-        """Ends a forward pass; parameters that only the loss uses are waited for at once."""
+        """Ends a forward pass, and completes the updates of parameters that only the loss uses."""
         self._uses.end()
 
     def forward_again(self) -> None:
-        """Starts another forward pass within the same step, which waits for nothing: all parameters are up to date."""
+        """Starts another forward pass of the same step; it need not wait, since all parameters are up to date."""
         self._late = set()
 
     def note(self, number: int) -> None:
-        """Checks that the forward pass waited for the parameter."""
+        """Records a gradient of parameter ``number``; checks that the forward pass waited for its update."""
         if self._late and self._step.group_of(number) in self._late:
             raise TrainingError(
                 f"the forward pass used {self._gradient.names[number]} earlier than in the first step, before its "
@@ -319,7 +319,7 @@ class InHalves(InBackward):
         super().note(number)
 
     def agree(self) -> bool:
-        """Whether the averages can be used; waits until all workers know it."""
+        """Returns whether the optimizer may use the averages; waits until all workers know it."""
         # Without a loss scale, non-finite gradients were left out before they were sent.
         if self._scaling:
             for work in self._step.works:
@@ -330,7 +330,7 @@ class InHalves(InBackward):
     # --- the second half
 
     def finish(self) -> None:
-        """Schedules the update and starts the all-gathers in the order of the forward pass."""
+        """Saves the optimizer settings for the update, and starts the all-gathers in the order of the forward pass."""
         skipped = {self._gradient.parameters[number] for number in self.unused()}
         usable = self.agree()
         factor = self._update.factor(self._norm) if usable else None
@@ -372,7 +372,7 @@ class InHalves(InBackward):
 
     @property
     def updates(self) -> bool:
-        """Whether the optimizer step that is running was started by the engine."""
+        """Whether the engine is running ``optimizer.step()`` to apply averages, as opposed to a step of the user."""
         return self._update.updater is not None and self._update.updater.applying
 
     def _need(self, layers: Collection[int]) -> None:
@@ -391,7 +391,7 @@ class InHalves(InBackward):
             self._apply(number, local)
 
     def _apply(self, number: int, local: int) -> None:
-        """Waits for a group on a local rank, and updates it if no other local rank has."""
+        """Waits for the average of a group on a local rank, and applies it unless another local rank already has."""
         second = self._second
         if second is None or number in second.averages[local]:
             return
@@ -432,7 +432,7 @@ class InHalves(InBackward):
     # --- saved states
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """State of the engine, including the trials."""
+        """Returns the state of the engine, including the measured group sizes."""
         return {**super().state_dict(local), "trials": self._trials.state_dict() if self._trials else None}
 
     def _load_common(self, values: Mapping[str, Any]) -> None:
@@ -441,7 +441,7 @@ class InHalves(InBackward):
             self._trials.load_state_dict(values["trials"])
 
     def close(self) -> None:
-        """Flushes and removes the hooks, even if a synchronization fails."""
+        """Applies pending updates and removes the hooks, even if a synchronization fails."""
         try:
             self.flush()
         finally:

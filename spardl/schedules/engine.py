@@ -1,8 +1,11 @@
-"""Engine: averages the gradients of a model group by group; all schedules and handles build on it.
+"""The engine averages the gradients of a model group by group; all schedules and handles build on it.
+
+A *group* is a range of neighboring layers that are synchronized together. A *local rank* is one of the workers that
+this process runs: one in a real cluster, all of them in a simulated one.
 
 One training step consists of, for each local rank, ``begin``, the forward and backward passes (with
 ``before_backward`` before each backward pass) and ``collect``; then one ``finish``. Gradients are either views of a
-flat vector that the optimizer reads (``FlatGradient``), or copies that the caller puts in and takes out
+flat vector that the optimizer reads (``FlatGradient``), or copies that the caller writes and reads
 (``CopiedGradient``).
 """
 
@@ -49,10 +52,10 @@ def check_saved(
 
     Args:
         values: State returned by the engine's ``state_dict``.
-        gradient: Gradient storage of the engine.
-        carried: State of the engine that lasts from step to step.
-        scaling: Loss-scale handling of the engine.
-        trials: Trials of other group sizes, ``None`` if the schedule runs none.
+        gradient: Storage of the model's gradients.
+        carried: Residuals and moments of the engine.
+        scaling: Tracks the loss scale of a GradScaler, if there is one.
+        trials: Measurement of other group sizes; ``None`` if the schedule measures none.
         fixed: Whether the groups never change during training.
 
     Raises:
@@ -99,7 +102,7 @@ def _check_groups(
 
 
 class Training(NamedTuple):
-    """What a schedule trains.
+    """The model, gradients and optimizer that a schedule trains, and options of the training.
 
     Attributes:
         model: Model whose passes overlap with communication.
@@ -107,13 +110,13 @@ class Training(NamedTuple):
         optimizer: Optimizer of the parameters; ``None`` if the caller uses the averages.
         clip_norm: Largest 2-norm of the averaged gradient, or of each worker's own gradient where the optimizer's
             momentum is applied before compression; ``None`` for no limit.
-        scale: Returns the current loss scale if a GradScaler changes it. All workers then agree in each step whether
-            any gradient overflowed, which costs one byte per pair of workers and group.
-        find_unused: Whether workers exchange in every step which parameters have no gradient; otherwise they do so only
-            until a step in which every worker uses every parameter.
-        decay: Returns, for a parameter, the multiple of its weights that is added to its gradient; ``None`` for the
-            decay of the momentum.
-        matrices: Parameters of shape (a, b) whose update Muon computes.
+        scale: Function that returns the current loss scale, if a GradScaler changes it. All workers then agree in each
+            step whether any gradient overflowed, which costs one byte per pair of workers and group.
+        find_unused: Whether workers exchange in every step which parameters have no gradient; otherwise they stop after
+            the first step in which every worker uses every parameter.
+        decay: Function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` uses
+            the weight decay of the method's momentum rule.
+        matrices: Parameters of shape (a, b) that Muon updates.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -153,15 +156,16 @@ class Engine(ABC):
         method: Method that averages the gradients.
         cluster: Cluster that runs the workers.
         training: Model, gradients and optimizer to train.
-        partition: Ranges of layers that are synchronized together; a group also ends where the dtype or device of the
-            gradients changes.
+        partition: Ranges of layers that are synchronized together (groups); a group also ends where the dtype or device
+            of the gradients changes.
 
     Attributes:
-        kept: Number of entries in all averages so far.
-        steps: Number of steps that began since the engine was created.
+        kept: Number of entries in all averages so far; sparse averages have fewer entries than the gradient.
+        steps: Number of steps that have begun since the engine was created.
         gradient_state: Residuals and moments, which last from step to step.
-        limit: Limit on the gradient norm, with the last measured norm.
-        measures_residual: Whether this step measures its change of the residuals; handles measure every 16th step.
+        limit: Gradient clipping, with the last measured norm.
+        measures_residual: Whether additions to the residuals are measured in this step; handles measure every 16th
+            step.
         chosen: Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing.
         fixed: Whether the groups never change during training.
     """
@@ -196,10 +200,10 @@ class Engine(ABC):
     # --- agreement of the workers
 
     def compare(self, given: Mapping[str, Any] | None = None) -> None:
-        """Checks that all processes have the same settings, before they send gradients.
+        """Checks that all workers have the same settings, before they send gradients.
 
         Args:
-            given: Further settings that determine the messages, by name; ``None`` for the settings of the engine.
+            given: Settings that determine the messages, by name; ``None`` compares the settings of the engine.
 
         Raises:
             ConfigError: On all workers, if there is a difference.
@@ -211,10 +215,10 @@ class Engine(ABC):
         self._cluster.run_uncounted([compare(worker, facts, device) for worker in workers])
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Settings and state that determine the messages, by name.
+        """Returns the settings and state that determine the messages, by name, as text.
 
         Args:
-            given: Further settings, as for ``compare``.
+            given: Further settings by name, as for ``compare``.
 
         Returns:
             The settings of the method, the ``given`` ones, and the state that must be equal on all workers.
@@ -230,7 +234,7 @@ class Engine(ABC):
     # --- steps
 
     def begin(self, local: int = 0) -> None:
-        """Starts the forward passes of the local rank ``local``."""
+        """Announces the forward passes of the local rank ``local``."""
         if local == 0:
             self.steps += 1
             due = self._gradient.backwards and self.steps % _MEASURE_EVERY == 1
@@ -241,7 +245,7 @@ class Engine(ABC):
         self._step.begin(local)
 
     def before_backward(self, *, last: bool) -> None:
-        """Announces a backward pass; ``last`` says whether it is the rank's last one in this step.
+        """Announces a backward pass; ``last`` states whether it is the local rank's last one in this step.
 
         Raises:
             TrainingError: If ``begin`` was not called in this step.
@@ -268,12 +272,12 @@ class Engine(ABC):
         """Announces that the gradient of parameter ``number`` is complete in this backward pass."""
 
     def collect(self) -> None:
-        """Takes over the gradient of the local rank after its backward passes, and clears it."""
+        """Adds the gradient of the local rank to its residual after its backward passes, and clears the gradient."""
         self._step.collect()
 
     @abstractmethod
     def finish(self) -> None:
-        """Ends a step: the optimizer uses the averages now, or at the latest before the weights are used."""
+        """Ends a step: the optimizer applies the averages now, or (DeAR) before the next use of the weights."""
 
     def end(self) -> None:
         """Ends the training after the last step."""
@@ -289,7 +293,7 @@ class Engine(ABC):
     # --- results
 
     def averages(self, local: int = 0) -> list[Sum]:
-        """Averages of the last step as the local rank ``local`` computed them, one per group.
+        """Returns the averages of the last step that the local rank ``local`` computed, one per group.
 
         Call this after ``flush`` and before the next gradient.
         """
@@ -297,7 +301,7 @@ class Engine(ABC):
 
     @property
     def scale(self) -> float:
-        """Scale (a factor) of the gradients in residuals and moments."""
+        """Loss scale (a factor) that the gradients in residuals and moments are multiplied by."""
         return self._scaling.factor
 
     @property
@@ -306,11 +310,11 @@ class Engine(ABC):
         return bool(self._scaling.overflowed)
 
     def residual_size(self) -> ResidualSize | None:
-        """Size of the first local rank's residual; ``None`` if it is not known yet."""
+        """Returns the size of the first local rank's residual; ``None`` if it is not known yet."""
         return self._averaging.residual_size()
 
     def local_tensors(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
-        """Tensors that only the local rank ``local`` keeps from step to step, by name; they have any shape."""
+        """Returns the tensors, of any shape, that only the local rank ``local`` keeps between steps, by name."""
         return {"residuals are": self.gradient_state.local_tensors(local)}
 
     # --- groups
@@ -333,7 +337,7 @@ class Engine(ABC):
     # --- saved states
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """State of the local rank ``local`` as plain data; its tensors share memory with the engine."""
+        """Returns the state of the local rank ``local`` as plain data; its tensors share memory with the engine."""
         self.flush()
         return {
             "partition": [list(layers) for layers in self.partition],
@@ -353,7 +357,7 @@ class Engine(ABC):
 
         Args:
             local: Local rank that loads the states.
-            parts: States of the ranks in ``spardl.method.elastic.sources``, in that order.
+            parts: States that the old ranks ``spardl.method.elastic.sources(...)`` saved, in that order.
             before: Number of workers that saved the states.
         """
         self._load_common(parts[0])
@@ -375,7 +379,7 @@ class Engine(ABC):
 
 
 class Schedule(ABC):
-    """A way to interleave communication with computation.
+    """When to communicate during a training step: a way to overlap communication with computation.
 
     A schedule is immutable; the state of a training run is in its ``Engine``.
 
@@ -392,7 +396,7 @@ class Schedule(ABC):
 
         Args:
             method: Method that averages the gradients.
-            clips: Whether the norm of the average is limited.
+            clips: Whether gradient clipping limits the norm of the average.
 
         Raises:
             ConfigError: If this schedule cannot run the method; the message says what to do instead.
@@ -426,5 +430,5 @@ class Schedule(ABC):
             training: Model, gradients and optimizer to train.
 
         Returns:
-            The engine, before any comparison.
+            The engine.
         """

@@ -1,8 +1,9 @@
-"""Groups of neighboring layers that are synchronized together, and the times at which their synchronizations end.
+"""Functions that divide a model's layers into groups, and that compute when the synchronizations of the groups end.
 
-Layers are counted in flat order: the order in which they are registered, used by the forward pass, and stored in the
-flat gradient. The backward pass reaches them in reverse order, so groups are sent from the last to the first. Times are
-seconds since the start of the backward pass.
+A group is a range of neighboring layers that are synchronized together; a partition is a list of groups that contains
+every layer once. Layers are counted in flat order: the order in which they are registered, used by the forward pass,
+and stored in the flat gradient. The backward pass reaches them in reverse order, so groups are sent from the last to
+the first. Times are seconds since the start of the backward pass.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Linear:
-    """Time that grows linearly with the size of a group, such as a + b * size or alpha + beta * bytes.
+    """Time of a synchronization as a linear function of the size of a group, such as alpha + beta * bytes.
 
     Attributes:
         fixed: Seconds for a group of any size, including 0.
@@ -48,7 +49,7 @@ class Linear:
     per_entry: float
 
     def __call__(self, entries: int) -> float:
-        """Seconds for a group with the given number of ``entries``."""
+        """Returns the seconds for a group with the given number of ``entries``."""
         return self.fixed + self.per_entry * entries
 
     @classmethod
@@ -82,7 +83,7 @@ class Linear:
         return min(flat, steep, key=lambda line: line.error(entries, seconds))
 
     def error(self, entries: Sequence[int], seconds: Sequence[float]) -> float:
-        """Sum of squared differences between the line and measured times, in seconds squared."""
+        """Returns the sum of squared differences between the line and measured times, in seconds squared."""
         return math.fsum((self(x) - y) ** 2 for x, y in zip(entries, seconds, strict=True))
 
 
@@ -91,7 +92,7 @@ Range: TypeAlias = tuple[int, int]
 
 
 def by_size(entries: Sequence[int], limit: float) -> list[Range]:
-    """Groups of a limited size, filled from the last layer to the first.
+    """Forms groups of a limited size, filled from the last layer to the first.
 
     torch's DistributedDataParallel fills its buckets in the same order, but closes a bucket only when it has reached
     the limit, so its buckets may exceed the limit. Here a group is closed when it is full, or when the next layer would
@@ -123,7 +124,7 @@ def by_size(entries: Sequence[int], limit: float) -> list[Range]:
 
 
 def by_count(layers: int, count: int) -> list[Range]:
-    """Groups of a fixed number of neighboring layers, counted from the first, as DeAR's "nearby layers".
+    """Forms groups of a fixed number of neighboring layers, counted from the first, as DeAR's "nearby layers".
 
     Args:
         layers: Number of layers of the model.
@@ -141,7 +142,7 @@ def by_count(layers: int, count: int) -> list[Range]:
 
 
 def by_share(entries: Sequence[int], count: int) -> list[Range]:
-    """Groups of similar numbers of entries, each with at least one layer.
+    """Forms groups with similar numbers of entries, each with at least one layer.
 
     Args:
         entries: Number of entries of each layer, in flat order.
@@ -177,10 +178,10 @@ def ends(
         groups: Partition in flat order.
         entries: Number of entries of each layer, in flat order.
         ready: Time at which the gradient of each layer is complete, in any order, in seconds.
-        cost: Seconds that a group with a number of entries takes.
+        cost: Function that returns the seconds that a group with a number of entries takes.
 
     Returns:
-        The end of each group in flat order, in seconds; so the values decrease.
+        The end of each group in flat order, in seconds; the values decrease.
     """
     found: list[float] = []
     free = 0.0
@@ -193,13 +194,13 @@ def ends(
 def finish(
     groups: Sequence[Range], entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]
 ) -> float:
-    """Time at which the last synchronization ends according to ``ends``, in seconds; 0 if there are no groups.
+    """Computes when the last synchronization ends, as ``ends`` does, in seconds; 0 if there are no groups.
 
     Args:
         groups: Partition in flat order.
         entries: Number of entries of each layer, in flat order.
         ready: Time at which the gradient of each layer is complete, in seconds.
-        cost: Seconds that a group with a number of entries takes.
+        cost: Function that returns the seconds that a group with a number of entries takes.
 
     Returns:
         The end of the first group, which is synchronized last, in seconds.
@@ -214,11 +215,12 @@ _MEGABYTE = 1024 * 1024
 
 
 def flat_order(gradient: Storage, choose: Callable[[list[int]], Sequence[Range]]) -> list[Range]:
-    """Partitions a model with a function that sees the layers in forward order.
+    """Forms groups with a function that receives the layers in forward order.
 
     Args:
-        gradient: Gradient storage of the model.
-        choose: Receives the numbers of all layers in forward order, and returns a partition of their positions.
+        gradient: Storage of the model's gradients.
+        choose: Function that receives the numbers of all layers in forward order, and returns a partition of their
+            positions.
 
     Returns:
         The partition in flat order.
@@ -231,10 +233,10 @@ def flat_order(gradient: Storage, choose: Callable[[list[int]], Sequence[Range]]
 
 
 def by_megabytes(gradient: Storage, megabytes: float) -> list[Range]:
-    """Groups of a limited size, filled from the last layer to the first, each of one dtype and device.
+    """Forms groups of a limited size, filled from the last layer to the first, each of one dtype and device.
 
     Args:
-        gradient: Gradient storage of the model.
+        gradient: Storage of the model's gradients.
         megabytes: Largest size of a group in megabytes (2^20 bytes) of gradients; 0 for one group per layer.
 
     Returns:
@@ -253,7 +255,7 @@ def by_megabytes(gradient: Storage, megabytes: float) -> list[Range]:
 
 
 def is_partition(value: Any, layers: int) -> bool:
-    """Whether ``value``, such as a part of a saved state, is a partition of a number of ``layers``."""
+    """Returns whether ``value``, such as a saved value, is a partition of a number of ``layers``."""
     try:
         ends = [0, *(stop for _, stop in value)]
         whole = all(type(end) is int for end in ends)
@@ -263,11 +265,11 @@ def is_partition(value: Any, layers: int) -> bool:
 
 
 def within(runs: Sequence[Range], partition: Sequence[Range]) -> Iterator[Range]:
-    """Splits groups where runs of layers of one dtype and device end.
+    """Splits groups so that each has a single dtype and device.
 
     Args:
-        runs: Runs of layers that contain all layers, in flat order.
-        partition: Groups of layers that contain all layers, in flat order.
+        runs: Ranges of neighboring layers with equal dtype and device, in flat order; together, all layers.
+        partition: Groups to split, in flat order; together, all layers.
 
     Yields:
         Groups in flat order.

@@ -1,4 +1,4 @@
-"""State that lasts from step to step: residuals, moments and usage of parameters, by group of layers."""
+"""State of a worker that lasts from step to step: residuals, moments and used parameters, by group of layers."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["GradientState", "Group", "ResidualMonitor", "ResidualSize", "Snapsho
 
 
 class ResidualSize(NamedTuple):
-    """Size of a worker's residual, as multiples of the gradient or update that it adds in a step.
+    """Size of a worker's residual, relative to the gradient (or local update) that one step adds to it.
 
     Attributes:
-        norm: 2-norm of the residual divided by the 2-norm of the addition (a factor).
-        age: Sum of magnitudes of the residual divided by that of the addition. By Little's law, this is the average
-            number of steps that an entry waits, if its sign does not change; fewer if it does.
+        norm: 2-norm of the residual / 2-norm of the addition (a factor).
+        age: Sum of magnitudes in the residual / sum of magnitudes in the addition. By Little's law, this is the average
+            number of steps before an entry is sent, if its sign does not change, and a lower bound if it does.
     """
 
     norm: float
@@ -38,7 +38,7 @@ class ResidualSize(NamedTuple):
 
 
 def mean_size(parts: Iterable[ResidualSize | None]) -> ResidualSize | None:
-    """Average of several sizes with equal weights; ``None`` if one of them is unknown."""
+    """Returns the average of several sizes with equal weights; ``None`` if one of them is unknown."""
     found = list(parts)
     known = [each for each in found if each is not None]
     if len(known) < len(found):
@@ -47,7 +47,7 @@ def mean_size(parts: Iterable[ResidualSize | None]) -> ResidualSize | None:
 
 
 class ResidualMonitor:
-    """Remembers the size of the last addition to the residual, by group.
+    """Stores the size of the last addition to the residual, by group, to compute the size of the residual from it.
 
     Args:
         groups: Number of groups of the gradient.
@@ -61,8 +61,8 @@ class ResidualMonitor:
 
         Args:
             number: Number of the group.
-            added: Addition of shape (m,); ignored if it is non-finite.
-            scale: Loss scale of the addition (a factor).
+            added: Gradient or update that is added, shape (m,); ignored if it is non-finite.
+            scale: Loss scale (factor) that the addition is multiplied by.
         """
         sizes = _sizes(added, scale)
         if all(0 < size < math.inf for size in sizes):
@@ -72,8 +72,8 @@ class ResidualMonitor:
         """Computes the size of the residual; this reads all of it.
 
         Args:
-            memories: Residuals of any shape.
-            scale: Loss scale of the residuals (a factor).
+            memories: Residuals of all groups, of any shape.
+            scale: Loss scale (factor) that the residuals are multiplied by.
 
         Returns:
             The size; ``None`` before the first addition.
@@ -86,7 +86,7 @@ class ResidualMonitor:
 
 
 def _sizes(vector: Tensor, scale: float) -> tuple[float, float]:
-    """2-norm and sum of magnitudes, both without the loss scale; zeros if ``vector`` is non-finite."""
+    """Returns 2-norm and sum of magnitudes, both without the loss scale; zeros if ``vector`` is non-finite."""
     wide = torch.promote_types(vector.dtype, torch.float32)
     norm, magnitudes = (float(torch.linalg.vector_norm(vector, order, dtype=wide)) / scale for order in (2, 1))
     return (norm, magnitudes) if math.isfinite(norm + magnitudes) else (0.0, 0.0)
@@ -109,7 +109,7 @@ class Usage:
     Args:
         local: Number of local ranks.
         parameters: Number of parameters of the model.
-        always: Whether workers exchange the usage in every step.
+        always: Whether workers exchange this record in every step.
     """
 
     def __init__(self, local: int, parameters: int, *, always: bool = False) -> None:
@@ -117,7 +117,7 @@ class Usage:
         self._watching, self._always = True, always
 
     def clear(self) -> None:
-        """Ends a step."""
+        """Clears the records at the end of a step."""
         for used in self._used:
             used[:] = bytes(len(used))
 
@@ -126,18 +126,18 @@ class Usage:
         self._used[local][number] = 1
 
     def left_out(self, local: int) -> list[int]:
-        """Numbers of the parameters that the local rank ``local`` did not use."""
+        """Returns the numbers of the parameters that the local rank ``local`` did not use."""
         return [number for number, used in enumerate(self._used[local]) if not used]
 
     def rows(self) -> list[Tensor]:
-        """One row of shape (parameters,) per local rank for all workers to exchange; empty if no exchange is due."""
+        """Returns the records to exchange, shape (parameters,) for each local rank; empty if no exchange is due."""
         return [torch.tensor(used, dtype=torch.uint8) for used in self._used] if self._watching else []
 
     def unused(self, gathered: Sequence[Tensor]) -> list[int]:
-        """Numbers of the parameters that no worker used.
+        """Returns the numbers of the parameters that no worker used.
 
         Args:
-            gathered: Rows of all ranks of shape (parameters,) each; empty if ``rows`` was empty.
+            gathered: Exchanged records of all ranks, shape (parameters,) each; empty if ``rows`` was empty.
 
         Returns:
             Numbers of the parameters; empty if no exchange was due.
@@ -149,7 +149,7 @@ class Usage:
         return (table.amax(0) == 0).nonzero().squeeze(1).tolist()
 
     def state_dict(self) -> bool:
-        """Whether the workers exchange rows."""
+        """Returns whether the workers still exchange their records."""
         return self._watching
 
     def load_state_dict(self, value: bool) -> None:
@@ -162,9 +162,9 @@ class Group:
     """Neighboring layers that are synchronized together.
 
     Attributes:
-        layers: Range of the layers' numbers.
-        tensors: Range of the parameters' numbers.
-        entries: Range of the entries in flat order.
+        layers: Range of the numbers of its layers.
+        tensors: Range of the numbers of its parameters.
+        entries: Range of its entries in the flat gradient.
         states: States of the method, one per local rank; residual and moments are views of those of the whole model.
     """
 
@@ -181,16 +181,14 @@ class GradientState:
 
     Args:
         method: Method that owns the states.
-        gradient: Gradient storage of the model.
+        gradient: Storage of the model's gradients.
         ranks: Number of local ranks.
         partition: Ranges of layers that are synchronized together; a group also ends where the dtype or device of the
             gradients changes.
-        matrices: Parameters of shape (a, b) whose update Muon computes.
-
-    Attributes:
+        matrices: Parameters of shape (a, b) that Muon updates. Attributes:
         groups: Groups of layers in flat order.
-        remembers: Whether the method has residuals.
-        shares: Whether the gradient is averaged in place instead of in a residual.
+        remembers: Whether the method keeps residuals.
+        shares: Whether the average overwrites the gradient, because the method needs no residual.
         matrices: Parameters of shape (a, b) whose update Muon computes.
     """
 
@@ -223,11 +221,11 @@ class GradientState:
 
     @property
     def states(self) -> list[list[MethodState]]:
-        """States of the method, by group and local rank."""
+        """State of the method for each group and local rank."""
         return [group.states for group in self.groups]
 
     def regroup(self, partition: Sequence[Range]) -> None:
-        """Divides the gradient into the groups of ``partition``; residuals and moments stay."""
+        """Divides the gradient into the groups of ``partition``; keeps residuals and moments."""
         before = self.groups
         found = list(within(self._gradient.runs, partition))
         if isinstance(self._gradient, CopiedGradient):
@@ -267,11 +265,11 @@ class GradientState:
         return self._method.state_in(layout, memory, Moments(velocity, variance))
 
     def lend(self, number: int, vector: Tensor) -> None:
-        """Averages the gradient of a group in other memory if ``shares``, until other memory is lent.
+        """Sets the tensor in which the gradient of a group is averaged; call this only if ``shares``.
 
         Args:
             number: Number of the group.
-            vector: Memory to use, shape (m,).
+            vector: Tensor to use until the next call, shape (m,).
         """
         self._gradient.vectors[number] = self.groups[number].states[0].memory = vector
 
@@ -285,24 +283,24 @@ class GradientState:
     # --- residuals and moments
 
     def residuals(self, local: int = 0) -> list[Tensor]:
-        """Residual of the local rank ``local`` if the method has one, shape (m,) each."""
+        """Returns the residuals of the local rank ``local``, shape (m,) each; empty if the method keeps none."""
         return self._memories[local] if self.remembers else []
 
     def local_tensors(self, local: int = 0) -> list[Tensor]:
-        """Residual and moments of the local rank ``local`` that the method has, shape (m,) each."""
+        """Returns the residuals and moments of the local rank ``local``, shape (m,) each, if the method keeps them."""
         return [*self.residuals(local), *self._velocities[local], *self._variances[local]]
 
     def residual_sum(self, local: int = 0) -> float:
-        """Sum of all entries of the residual of the local rank ``local``."""
+        """Returns the sum of all entries of the residual of the local rank ``local``."""
         return sum(float(memory.sum(dtype=torch.float64)) for memory in self._memories[local])
 
     def of(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Residual, velocity and variance of parameter ``number`` for the first local rank.
+        """Returns residual, velocity and variance of parameter ``number`` on the first local rank.
 
         Call ``changed`` after writing to them.
 
         Returns:
-            Views of shape (entries,); empty if the method does not have the vector.
+            Views of shape (entries,); empty for a vector that the method does not keep.
         """
         entries = self._gradient.layout.tensors[number]
         kept = (self._memories[0], self._velocities[0], self._variances[0])
@@ -311,16 +309,16 @@ class GradientState:
 
     @property
     def updates(self) -> int:
-        """Number of gradients that the variance of the first local rank contains."""
+        """Number of gradients that the variance of the first local rank has averaged."""
         return self.groups[0].states[0].moments.updates
 
     def count_updates(self, number: int) -> None:
-        """Sets the ``number`` of gradients that the variances contain."""
+        """Sets the ``number`` of gradients that the variances have averaged."""
         for state in (each for states in self.states for each in states):
             state.moments.updates = number
 
     def changed(self) -> None:
-        """Announces that a caller has changed residuals or moments."""
+        """Discards values that were derived from residuals or moments; call this after writing to these."""
         for state in (each for states in self.states for each in states):
             state.change()
 
@@ -335,21 +333,21 @@ class GradientState:
     # --- non-finite gradients
 
     def refused(self) -> int:
-        """Number of gradients (of a group on a local rank) left out because they or a sum were non-finite."""
+        """Returns the number of gradients (per group and local rank) that were skipped because they were non-finite."""
         return sum(state.refused for states in self.states for state in states)
 
     def refusals(self) -> list[NonFiniteCounts]:
-        """Number of gradients left out on each local rank, and the step of the last one."""
+        """Returns the number of skipped gradients on each local rank, and the step of the last one."""
         return [NonFiniteCounts.of(states) for states in zip(*self.states, strict=True)]
 
     # --- saved states
 
     def state_dicts(self, local: int = 0) -> list[dict[str, Any]]:
-        """States of the local rank ``local`` by group, as plain data that shares the tensors."""
+        """Returns the states of the local rank ``local``, one per group, as plain data that shares the tensors."""
         return [states[local].state_dict() for states in self.states]
 
     def like(self, layers: Range) -> MethodState:
-        """State of the first local rank for ``layers``: that of their group, or a new one."""
+        """Returns a state of the first local rank for ``layers``: that of their group, or a new one."""
         own = next((group for group in self.groups if group.layers == layers), None)
         if own is not None:
             return own.states[0]
@@ -371,7 +369,7 @@ class GradientState:
         Args:
             local: Local rank that loads the states.
             worker: Worker of the local rank.
-            parts: Results of ``state_dicts`` on the ranks in ``spardl.method.elastic.sources``, in that order.
+            parts: Results of ``state_dicts`` on the old ranks ``spardl.method.elastic.sources(...)``, in that order.
             before: Number of workers that saved the states.
         """
         for states, *saved in zip(self.states, *parts, strict=True):
@@ -379,7 +377,7 @@ class GradientState:
 
 
 def _matrices_in(gradient: Storage, tensors: tuple[int, int], matrices: Collection[nn.Parameter]) -> tuple[Matrix, ...]:
-    """Places of the ``matrices`` in the group with the parameters of numbers ``tensors``."""
+    """Returns the positions of the ``matrices`` in the group with the parameters numbered ``tensors``."""
     # Schedules never split a parameter, so each group has all entries of its matrices.
     first = gradient.layout.tensors[tensors[0]][0]
     pairs = ((gradient.layout.tensors[number][0], gradient.parameters[number]) for number in range(*tensors))
@@ -391,9 +389,9 @@ class Snapshot:
     """Copy of the first local rank's residual, moments and states.
 
     Attributes:
-        partition: Partition of the groups.
+        partition: Ranges of layers of the groups.
         groups: State of each group as plain data.
-        factor: Loss scale of the gradients (a factor).
+        factor: Loss scale (factor) that gradients are multiplied by.
     """
 
     partition: list[Range]
@@ -402,7 +400,7 @@ class Snapshot:
 
     @classmethod
     def of(cls, carried: GradientState, factor: float) -> Snapshot:
-        """Copies ``carried``; ``factor`` is the loss scale of its gradients."""
+        """Copies ``carried``, whose gradients have the loss scale ``factor``."""
         return cls(carried.partition, clone_data(carried.state_dicts()), factor)
 
     def restore(self, carried: GradientState, factor: float) -> None:

@@ -49,7 +49,7 @@ __all__ = [
 
 
 class Groups(NamedTuple):
-    """Partition of a model's layers.
+    """Partition of a model's layers into groups, and the sizes of the layers.
 
     Attributes:
         entries: Number of entries of each layer in flat order, which identifies the model.
@@ -60,7 +60,7 @@ class Groups(NamedTuple):
     ranges: Sequence[Range]
 
     def text(self) -> str:
-        """Returns the content of a file for ``read``."""
+        """Returns the content of a file that ``read`` accepts."""
         return json.dumps({"entries": list(self.entries), "groups": [list(each) for each in self.ranges]}) + "\n"
 
     @classmethod
@@ -94,9 +94,9 @@ def agreed_groups(file: Path, cluster: Cluster, training: Training) -> list[Rang
     """Reads the groups of a file for the current model; all workers must call this at the same time.
 
     Args:
-        file: File that a run wrote, its ``groups.json``.
+        file: File ``groups.json`` of another run.
         cluster: Cluster that runs the workers.
-        training: Training with the model to divide.
+        training: Training of the model to divide into groups.
 
     Returns:
         Groups of layers in flat order.
@@ -159,21 +159,21 @@ class Measuring(Schedule):
             entries: Number of entries of each layer, in flat order.
             ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward
                 pass.
-            cost: Seconds that the synchronization of a number of entries takes.
+            cost: Function that returns the seconds that the synchronization of a number of entries takes.
 
         Returns:
             The partition in flat order.
         """
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates an engine that measures first, unless the groups are known."""
+        """Creates an engine that measures first; with a file of groups, it uses these at once."""
         if self.groups is None:
             return Measured(method, cluster, training, self.decide)
         return InBackward(method, cluster, training, agreed_groups(Path(str(self.groups)), cluster, training))
 
 
 class Measured(InBackward):
-    """Sends all layers together in the first steps, measures, and then keeps the partition it chooses.
+    """Engine that sends all layers as one group in the first steps, measures them, and then chooses a partition.
 
     Args:
         method: Method that averages the gradients.
@@ -218,7 +218,7 @@ class Measured(InBackward):
         super().complete(number)
 
     def _choose(self, rows: Sequence[Sequence[float]]) -> list[Range]:
-        """Partition that the measurements of all workers lead to; equal on all workers."""
+        """Computes the partition from the measurements of all workers; equal on all workers."""
         # The median ignores steps that other processes on the machine disturbed.
         mine = torch.tensor([median(times) for times in zip(*rows, strict=True)], dtype=torch.float64)
         ready = _mean(self._cluster, [mine for _ in self._cluster.local_ranks])
@@ -230,29 +230,29 @@ class Measured(InBackward):
         )
 
     def _decided(self, decided: bool) -> None:
-        """Keeps the current partition, or measures again."""
+        """Sets whether the current partition is final; otherwise measures again."""
         self._ready_times = None if decided else []
         self.chosen = self.partition if decided else None
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Settings and state of the engine, with the number of measured steps."""
+        """Returns settings and state of the engine as text, with the number of measured steps."""
         return {
             **super().facts(given),
             "steps measured": "all" if self._ready_times is None else str(len(self._ready_times)),
         }
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """State of the engine, and whether the partition is chosen."""
+        """Returns the state of the engine, and whether the partition is chosen."""
         return {**super().state_dict(local), "decided": self._ready_times is None}
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Checks a state, which may come from another schedule; its groups are then the initial ones.
+        """Checks a saved state; it may come from another schedule, whose groups then serve as initial ones.
 
         Args:
             values: Saved state.
 
         Raises:
-            ValueError: If a value does not fit.
+            ValueError: If a value has a wrong type or shape.
         """
         super().check_state(values)
         if type(values.get("decided", False)) is not bool:
@@ -270,7 +270,7 @@ def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:
     Args:
         method: Method that averages the gradients; its dense warm-up is skipped.
         cluster: Cluster that runs the workers.
-        gradient: Gradient of shape (n,), with the dtype and device to measure; n bounds the sizes.
+        gradient: Tensor of shape (n,) with the dtype and device to measure; n is the largest measured size.
     """
     # Small groups show the start-up time, large ones the time per entry.
     sizes = sorted({max(1, gradient.numel() // share) for share in (64, 8, 1)})
@@ -324,7 +324,8 @@ def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int]
     Args:
         entries: Number of entries of each layer, in flat order.
         ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward pass.
-        cost: Seconds that the compression and synchronization of a number of entries takes, at least 0.
+        cost: Function that returns the seconds (at least 0) that the compression and synchronization of a number of
+            entries takes.
 
     Returns:
         The partition in flat order; empty if there are no layers.
@@ -344,7 +345,7 @@ def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int]
 
 
 def _tables(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]) -> tuple[Table, Table]:
-    """Ready time and cost of layers [i, j) at index [i, j]; infinite unless i < j."""
+    """Returns ready time and cost of the group of layers [i, j) at index [i, j]; infinite unless i < j."""
     layers = len(entries)
     waits = np.full((layers + 1, layers + 1), np.inf)
     costs = waits.copy()
@@ -355,7 +356,7 @@ def _tables(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int]
 
 
 def _fewest(waits: Table, costs: Table, goal: float) -> list[Range]:
-    """Smallest number of groups with which the last synchronization ends at ``goal``, which must be reachable.
+    """Finds the smallest number of groups with which the last synchronization ends at ``goal`` (reachable).
 
     Row g of the search is the earliest end of layer i and all later layers in exactly g groups. Both passes round in
     the same way, so the comparison with the goal is exact.
@@ -379,7 +380,7 @@ def _fewest(waits: Table, costs: Table, goal: float) -> list[Range]:
 
 @dataclass(frozen=True)
 class LayerFusion(Measuring):
-    """Chooses the groups with which the last synchronization ends first, by measurements in the first steps."""
+    """Chooses the groups with which the last synchronization ends earliest, from times measured in the first steps."""
 
     name = "layer_fusion"
 
@@ -390,7 +391,7 @@ class LayerFusion(Measuring):
             entries: Number of entries of each layer, in flat order.
             ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward
                 pass.
-            cost: Seconds that the synchronization of a number of entries takes.
+            cost: Function that returns the seconds that the synchronization of a number of entries takes.
 
         Returns:
             The partition in flat order.
@@ -405,7 +406,7 @@ class LayerFusion(Measuring):
 
 
 def merge(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float], startup: float) -> list[Range]:
-    """Decides, from the last layer to the first, whether the current group waits for the next layer.
+    """Forms groups from the last layer to the first: decides for each layer whether it joins the current group.
 
     Algorithm 1 of Shi, Chu, Li: MG-WFBP (INFOCOM 2019, TPDS 2021). Let ``begin`` be the earliest start of the current
     group's synchronization (all its gradients are complete, and the groups after it have ended), and let ``next`` be
@@ -422,7 +423,7 @@ def merge(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], 
     Args:
         entries: Number of entries of each layer, in flat order.
         ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward pass.
-        cost: Seconds that the synchronization of a number of entries takes.
+        cost: Function that returns the seconds that the synchronization of a number of entries takes.
         startup: Part of the cost that does not depend on the size (alpha in the paper), in seconds.
 
     Returns:
@@ -443,7 +444,7 @@ def merge(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], 
 
 @dataclass(frozen=True)
 class MgWfbp(Measuring):
-    """Merges layers according to measurements in the first steps, and sends them during the backward pass."""
+    """Merges layers into groups by times measured in the first steps; sends groups during the backward pass."""
 
     name = "mg_wfbp"
 
@@ -454,7 +455,7 @@ class MgWfbp(Measuring):
             entries: Number of entries of each layer, in flat order.
             ready: Time at which the gradient of each layer is complete, in seconds after the start of the backward
                 pass.
-            cost: Seconds that the synchronization of a number of entries takes.
+            cost: Function that returns the seconds that the synchronization of a number of entries takes.
 
         Returns:
             The partition in flat order.

@@ -38,7 +38,7 @@ __all__ = ["Due", "FragmentSchedule", "OuterSteps", "mix"]
 
 
 class Due(NamedTuple):
-    """Actions after a step, in this order.
+    """Fragments to handle after a step; averages are applied first, then fragments are sent.
 
     Attributes:
         apply: Numbers of the fragments whose averages are applied now.
@@ -53,8 +53,8 @@ class FragmentSchedule:
     """Decides after each local step which fragments are sent, and which averages are applied.
 
     Args:
-        every: Number of steps between two exchanges of a fragment.
-        fragments: Number of fragments, which are sent at equal distances.
+        every: Number of steps from one exchange of a fragment to the next.
+        fragments: Number of fragments (groups of layers), which are sent at equally spaced steps.
 
     Attributes:
         remaining: Number of steps until each fragment is sent.
@@ -68,7 +68,7 @@ class FragmentSchedule:
         self.in_flight: dict[int, int] = {}
 
     def step(self) -> Due:
-        """Counts a step that all workers have made."""
+        """Counts a step that all workers have made, and returns what is due after it."""
         self.remaining = [left - 1 for left in self.remaining]
         self.in_flight = {number: left - 1 for number, left in self.in_flight.items()}
         apply = [number for number, left in self.in_flight.items() if not left]
@@ -90,12 +90,12 @@ class FragmentSchedule:
 
 @torch.no_grad()
 def mix(own: Tensor, anchor: Tensor, mixing: float) -> None:
-    """Mixes a worker's weights with the global weights after an exchange, in place.
+    """Replaces a worker's weights by a weighted mean of them and the global weights, in place.
 
     Args:
         own: Weights of the worker, of any shape.
         anchor: Global weights, of the same shape.
-        mixing: Share of the global weights; 1 replaces the worker's weights, even if they are non-finite.
+        mixing: Share of the global weights in the mean; 1 replaces the worker's weights, even if they are non-finite.
     """
     # lerp with a weight of 1 keeps a NaN of the worker's weights, copy_ does not.
     own.lerp_(anchor, mixing) if mixing < 1 else own.copy_(anchor)
@@ -105,18 +105,18 @@ def mix(own: Tensor, anchor: Tensor, mixing: float) -> None:
 class OuterSteps(Schedule):
     """Each worker's optimizer steps independently; the progress of all workers is averaged periodically.
 
-    The norm limit applies to each worker's own gradient, before its optimizer uses it. Between two exchanges, the
-    weights after the last exchange are evaluated and compared; the last step of a training ends with an exchange.
+    Gradient clipping applies to each worker's own gradient, before its optimizer uses it. Between two exchanges,
+    evaluations and comparisons use the weights after the last exchange. The last step of a training ends with an
+    exchange.
 
     Args:
-        every: Number of steps between two exchanges.
+        every: Number of steps from one exchange to the next.
         lr: Learning rate of the outer SGD (a factor); 1 without momentum averages weights, as local SGD does.
-        momentum: Nesterov momentum factor of the outer SGD; 0 for none; ``None`` for 0.9, or 0 with a method that has a
-            residual.
-        fragments: Number of parts of the model, of neighboring layers and similar size, that are exchanged alternately,
-            each after every ``every`` steps.
-        delay: Number of local steps during which a fragment is sent; 0 to wait for it.
-        mixing: Share of the global weights in the weights with which a worker continues; its own weights are the rest.
+        momentum: Nesterov momentum factor of the outer SGD. ``None`` uses 0.9, or 0 if the method has a residual.
+        fragments: Number of groups of neighboring layers, of similar size, that are exchanged alternately; each is
+            exchanged once in ``every`` steps.
+        delay: Number of local steps during which a fragment is sent; 0 waits until it has arrived.
+        mixing: Share of the global weights in the weighted mean of global and own weights that a worker continues with.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -151,7 +151,7 @@ class OuterSteps(Schedule):
             )
 
     def check(self, method: Method, *, clips: bool) -> None:
-        """Accepts methods without their own momentum."""
+        """Checks that the method has no momentum of its own."""
         if method.momentum.remembers:
             raise ConfigError(
                 f"momentum={method.momentum.name} would be applied in addition to the momentum of the outer SGD; use a "
@@ -159,7 +159,7 @@ class OuterSteps(Schedule):
             )
 
     def rule(self, parameters: Iterable[nn.Parameter], method: Method) -> torch.optim.SGD:
-        """Creates the outer optimizer.
+        """Creates the optimizer that applies the averaged differences of weights.
 
         Args:
             parameters: Parameters whose gradients will be the averaged differences.
@@ -172,12 +172,12 @@ class OuterSteps(Schedule):
         return torch.optim.SGD(parameters, self.lr, momentum, nesterov=momentum > 0)
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates the engine with one group per fragment."""
+        """Creates the engine, with one group of layers per fragment."""
         return _OuterSteps(method, cluster, training, self)
 
 
 class _OuterSteps(Engine):
-    """Local ranks share one model: each loads its own weights and its own optimizer state into it.
+    """Engine of outer steps. The local ranks share one model: each loads its own weights and optimizer state into it.
 
     The global weights are separate parameters, the anchors, whose gradients are the averaged differences.
     """
@@ -210,7 +210,7 @@ class _OuterSteps(Engine):
         self._states: list[dict[nn.Parameter, Any]] = [defaultdict(dict) for _ in ranks]
 
     def facts(self, given: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Settings and state of the engine, with the settings of the outer steps."""
+        """Returns settings and state of the engine as text, with the settings of the outer steps."""
         return {**super().facts(given), **{name: str(value) for name, value in asdict(self._outer).items()}}
 
     # --- the rank whose weights are in the model
@@ -221,7 +221,7 @@ class _OuterSteps(Engine):
             parameter.copy_(tensor)
 
     def _load_rank(self, local: int) -> None:
-        """Loads the weights and the optimizer state of a local rank into the model."""
+        """Loads the weights and the optimizer state of a local rank into the shared model."""
         if self._loaded == local:
             return
         self._save_rank()
@@ -231,7 +231,7 @@ class _OuterSteps(Engine):
 
     @torch.no_grad()
     def _save_rank(self) -> None:
-        """Saves the weights and the optimizer state of the rank that is in the model."""
+        """Saves weights and optimizer state of the local rank whose weights the shared model holds."""
         if self._loaded is None:
             return
         for tensor, parameter in zip(self._weights[self._loaded], self._gradient.parameters, strict=True):
@@ -247,7 +247,7 @@ class _OuterSteps(Engine):
         self._write_weights(self._anchors)
 
     def close(self) -> None:
-        """Leaves the global weights in the model, and removes all hooks."""
+        """Loads the global weights into the model, and removes all hooks."""
         self.flush()
         super().close()
 
@@ -259,7 +259,7 @@ class _OuterSteps(Engine):
         self._load_rank(local)
 
     def collect(self) -> None:
-        """Makes a step of the rank's own optimizer, unless its gradient is non-finite."""
+        """Runs a step of the local rank's own optimizer, unless its gradient is non-finite."""
         super().collect()
         local = self._step.local
         self._averaging.clip_own(local)
@@ -286,7 +286,7 @@ class _OuterSteps(Engine):
         self._step.end()
 
     def end(self) -> None:
-        """Averages the progress since the last exchange."""
+        """Exchanges the progress since the last exchange."""
         # Apply averages in flight first: a fragment can only be sent again afterwards.
         for number in list(self._fragments.in_flight):
             self._apply(number)
@@ -294,7 +294,7 @@ class _OuterSteps(Engine):
             self._exchange(number, 0)
 
     def _exchange(self, number: int, delay: int) -> None:
-        """Sends the progress of each local rank in a fragment; the average is applied after ``delay`` steps."""
+        """Sends each local rank's progress in a fragment; the average is applied after ``delay`` steps."""
         self._save_rank()
         for local in range(len(self._weights)):
             self._take_difference(number, local)
@@ -313,7 +313,7 @@ class _OuterSteps(Engine):
             torch.sub(anchor, self._weights[local][each], out=self._gradient.part(each).view(anchor.shape))
 
     def _outer_step(self, number: int) -> None:
-        """Makes the outer step of a fragment, unless it is already made."""
+        """Runs the outer optimizer step of a fragment, unless it has already run."""
         work, group = self._works.pop(number, None), self.gradient_state.groups[number]
         if work is None:
             return
@@ -338,11 +338,11 @@ class _OuterSteps(Engine):
     # --- state
 
     def averages(self, local: int = 0) -> list[Sum]:
-        """Averages of the last exchanges, and the global weights after them."""
+        """Returns the averages of the last exchanges, and the global weights after them."""
         return [*super().averages(local), *(anchor.detach() for anchor in self._anchors)]
 
     def local_tensors(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
-        """Weights and moments of the local rank ``local``."""
+        """Returns the weights and moments of the local rank ``local``, of any shape, by name."""
         moments = [value for state in self._states[local].values() for value in state.values()]
         return {
             **super().local_tensors(local),
@@ -351,7 +351,7 @@ class _OuterSteps(Engine):
         }
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """State of the local rank ``local``, including its weights and its optimizer's state."""
+        """Returns the state of the local rank ``local``, with its weights and its optimizer's state."""
         numbers = {parameter: number for number, parameter in enumerate(self._gradient.parameters)}
         return {
             **super().state_dict(local),
@@ -370,7 +370,7 @@ class _OuterSteps(Engine):
         self._load_outer(local, values["outer"])
 
     def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
-        """Loads states of another number of workers: new ranks copy a source; those of removed ranks are dropped."""
+        """Loads states that another number of workers saved: a new rank copies one, and surplus ones are dropped."""
         super().adopt(local, parts, before)
         worker = self._cluster.local_workers[local]
         # Weights and optimizer state cannot be averaged over workers: take those of one source.

@@ -22,10 +22,10 @@ __all__ = ["Limit", "Scale", "Scaling", "any_overflowed", "norm_in", "scale_of"]
 
 
 class Limit:
-    """Limits the 2-norm of the average, or of each worker's own gradient before it enters a residual.
+    """Gradient clipping: limits the 2-norm of the average, or of each worker's own gradient before compression.
 
     Args:
-        norm: Largest 2-norm (a factor of the loss scale apart); ``None`` for no limit.
+        norm: Largest 2-norm, without the loss scale (a factor); ``None`` for no limit.
         first: Whether the limit applies to each worker's own gradient instead of the average.
 
     Attributes:
@@ -41,9 +41,9 @@ class Limit:
         """Clips a worker's own gradient in place.
 
         Args:
-            vectors: Parts of the gradient, shape (m,) each; non-finite parts stay unchanged and do not count.
-            length: Number of entries of all parts.
-            scale: Loss scale of the gradient (a factor).
+            vectors: Gradient of each group, shape (m,) each; non-finite ones stay unchanged and do not count.
+            length: Number of entries of all groups.
+            scale: Loss scale (factor) that the gradient is multiplied by.
         """
         if self.before is None:
             return
@@ -58,11 +58,11 @@ class Limit:
                 vector.mul_(factor)
 
     def factor(self, norm: Callable[[], float], scale: float) -> float | None:
-        """Factor that must be applied to the average before the update; ``None`` without one.
+        """Returns the factor that clips the average; ``None`` if the average is not clipped.
 
         Args:
-            norm: Computes the norm of the average.
-            scale: Loss scale of the average (a factor).
+            norm: Function that computes the norm of the average; called only if it is limited.
+            scale: Loss scale (factor) that the average is multiplied by.
         """
         if self.after is None:
             return 1 / scale if scale != 1 else None
@@ -70,7 +70,7 @@ class Limit:
 
 
 def norm_in(vectors: Sequence[Tensor], length: int) -> float:
-    """2-norm of ``vectors`` of any shape with ``length`` entries in total; its bits do not depend on the split."""
+    """Returns the 2-norm of ``vectors``, any shapes, ``length`` entries; its bits do not depend on their number."""
     peak = largest_magnitude(vectors)
     return norm_of(sum_of_squares(vectors, peak, length), peak, length)
 
@@ -92,10 +92,10 @@ def scale_of(scaler: GradScaler | None) -> Scale | None:
 
 
 def any_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
-    """Program in which all workers learn whether any gradient is non-finite; each sends one byte to each other.
+    """Determines on all workers whether any gradient is non-finite; each worker sends one byte to every other.
 
     Args:
-        worker: Worker that runs the program.
+        worker: Worker whose program this generator is.
         gradient: Gradient of this worker, shape (n,).
     """
     # An all-gather of flags, not a sum: the average itself cannot carry a NaN through every compressor.
@@ -107,10 +107,10 @@ def any_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
 
 
 class Scaling:
-    """Follows the loss scale from step to step.
+    """Adapts residuals to the loss scale of a GradScaler, and keeps averages that it makes the optimizer skip.
 
     Args:
-        scale: Returns the current loss scale; ``None`` if gradients are not scaled.
+        scale: Function that returns the current loss scale; ``None`` if gradients are not scaled.
 
     Attributes:
         factor: Loss scale of the current step.
@@ -129,7 +129,7 @@ class Scaling:
 
     @property
     def changes_residuals(self) -> bool:
-        """Whether the next step will change the residuals."""
+        """Whether ``settle`` will change the residuals at the start of the next step."""
         return bool(self.overflowed) or self._current() != self.factor
 
     def reset(self) -> None:
@@ -141,7 +141,7 @@ class Scaling:
         return self._scale() if self._scale else 1.0
 
     def keep_unused(self, averages: Sequence[Tensor]) -> None:
-        """Ends a step; if it overflowed, keeps the averages of the other groups, which the optimizer skips.
+        """Ends a step. If a group overflowed, the optimizer skips the step, so the averages of other groups are kept.
 
         Args:
             averages: Averages by group, shape (m,) each.
@@ -151,7 +151,7 @@ class Scaling:
             self._unused = [None if number in self.overflowed else each.clone() for number, each in enumerate(averages)]
 
     def settle(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
-        """Begins a step: returns unused averages to the residuals, and rescales the residuals.
+        """Begins a step: adds the kept averages to the residuals, and rescales the residuals to the current loss scale.
 
         Args:
             states: States of the method, by group and local rank.
@@ -168,7 +168,7 @@ class Scaling:
             state.moments.scale = factor
 
     def return_unused(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
-        """Returns unused averages to the residuals.
+        """Adds averages that the optimizer skipped to the residuals again.
 
         Args:
             states: States of the method, by group and local rank.
@@ -182,11 +182,11 @@ class Scaling:
         self.overflowed, self._unused = set(), []
 
     def rescale_unused(self, factor: float) -> None:
-        """Multiplies the unused averages by ``factor``, because another number of workers shares them."""
+        """Multiplies the kept averages by ``factor``, for another number of workers."""
         self._unused = [None if each is None else each * factor for each in self._unused]
 
     def state_dict(self) -> dict[str, Any]:
-        """State as plain data that shares no memory with the object."""
+        """Returns the state as plain data that shares no memory with the object."""
         return {"factor": self.factor, "skipped": [None if each is None else each.clone() for each in self._unused]}
 
     def check(self, values: Mapping[str, Any], lengths: Sequence[int]) -> None:
@@ -210,7 +210,7 @@ class Scaling:
                 raise ValueError(f"'skipped' must contain None or a tensor of {length} entries, got {describe(each)}")
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Loads a state; one that was saved without a loss scale lacks the values."""
+        """Loads saved ``values``; they are missing in states that were saved without a loss scale."""
         self.factor = values.get("factor", 1.0)
         self._unused = [None if each is None else each.clone() for each in values.get("skipped", ())]
         # Groups without a saved average are those that overflowed.

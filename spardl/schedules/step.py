@@ -1,4 +1,8 @@
-"""State machine of a training step: its phase, the missing gradients, and the synchronizations in flight."""
+"""State machine of a training step: its phase, the missing gradients, and the synchronizations in flight.
+
+A *local rank* is one of the workers that this process runs; a *group* is a range of layers that are synchronized
+together.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ __all__ = ["Step", "StepPhase"]
 
 
 class StepPhase(Enum):
-    """Position of a local rank in a step; local ranks pass through the first three phases one after another."""
+    """Phase of a step. Local ranks pass through the first three phases one after another."""
 
     FORWARD = "forward"
     """Forward passes, and backward passes whose gradients only accumulate."""
@@ -34,11 +38,11 @@ class Step:
         backwards: Whether the groups are stored in the order of the backward pass.
 
     Attributes:
-        phase: Phase of the local rank.
-        local: Local rank whose passes run.
-        unsent: Numbers of the groups that the local rank has not sent, the next one last.
-        works: Synchronization of each group, if they run in the background.
-        averages: Results of the step, by local rank and group.
+        phase: Phase of the current local rank.
+        local: Current local rank: the one whose passes run.
+        unsent: Numbers of the groups that the current local rank has not sent; the next one is last.
+        works: Synchronization of each group in flight, if they run in the background.
+        averages: Averages of the step, by local rank and group.
     """
 
     def __init__(self, ranks: int, *, backwards: bool) -> None:
@@ -53,23 +57,23 @@ class Step:
         self.averages: list[dict[int, Sum]] = []
 
     def regroup(self, groups: Sequence[Group]) -> None:
-        """Uses other groups from the next step on."""
+        """Replaces the groups from the next step on."""
         self._groups = groups
         self._group_of = [number for number, group in enumerate(groups) for _ in range(*group.tensors)]
         self.forget_averages()
 
     def forget_averages(self) -> None:
-        """Removes all averages, because other ones follow."""
+        """Removes all averages."""
         self.averages = [{} for _ in range(self._ranks)]
 
     @property
     def order(self) -> list[int]:
-        """Numbers of the groups in the order in which the backward pass completes them."""
+        """Numbers of the groups, in the order in which the backward pass completes their gradients."""
         numbers = list(range(len(self._groups)))
         return numbers if self._backwards else numbers[::-1]
 
     def group_of(self, number: int) -> int:
-        """Number of the group that contains parameter ``number``."""
+        """Returns the number of the group that contains parameter ``number``."""
         return self._group_of[number]
 
     # --- phases
@@ -80,7 +84,7 @@ class Step:
         self.unsent = self.order[::-1]
 
     def begin_last_backward(self) -> None:
-        """Starts the last backward pass of the local rank.
+        """Starts the last backward pass of the current local rank.
 
         Raises:
             TrainingError: If the step has not begun.
@@ -94,7 +98,7 @@ class Step:
         self._missing = [set(range(*group.tensors)) for group in self._groups]
 
     def collect(self) -> None:
-        """Ends the passes of the local rank."""
+        """Ends the passes of the current local rank."""
         self.phase = StepPhase.COLLECTED
 
     def end(self) -> None:
@@ -114,7 +118,7 @@ class Step:
     # --- gradients
 
     def awaits(self, number: int) -> bool:
-        """Whether the gradient of parameter ``number`` is still missing in the last backward pass."""
+        """Returns whether the gradient of parameter ``number`` is still missing in the last backward pass."""
         return self.phase is StepPhase.BACKWARD and number in self._missing[self._group_of[number]]
 
     def arrive(self, number: int) -> None:
@@ -123,7 +127,7 @@ class Step:
 
     @property
     def complete(self) -> bool:
-        """Whether no gradient of the local rank is missing."""
+        """Whether all gradients of the current local rank are complete."""
         return not any(self._missing)
 
     @property

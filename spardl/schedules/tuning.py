@@ -38,22 +38,23 @@ def check_installed() -> None:
 
 
 class Tuner:
-    """Searches for the point with the shortest step time by measuring one point after another.
+    """Searches for the value of a setting (a point) with the shortest step time, by measuring one value after another.
 
     Alternate between ``proposal`` and ``tell`` until ``done``. After the first point, each proposal is the one with the
     largest expected improvement under a Gaussian process over the logarithms of point and time, after DeAR (arXiv
-    2302.12445), which tunes the buffer from 25 MB between 1 and 256 MB. The process also estimates the noise.
+    2302.12445), which tunes the buffer from 25 MB between 1 and 256 MB. The Gaussian process also estimates the noise
+    of the measurements.
 
     A proposal depends only on the measurements so far, the settings and the number of the proposal. So a tuner that
     continues from a ``state_dict`` proposes the same points as without the interruption. With several workers, one owns
     the tuner and sends its proposals to the others, because other machines may round differently.
 
     Args:
-        low: Smallest point, above 0 (such as a size in megabytes).
-        high: Largest point, in the same unit (such as megabytes).
-        start: First point to measure, in the same unit (such as megabytes).
-        trials: Number of points to measure.
-        seed: Seed of the search.
+        low: Smallest value to try, above 0 (such as a size in megabytes).
+        high: Largest value to try, in the same unit (such as megabytes).
+        start: First value to measure, in the same unit (such as megabytes).
+        trials: Number of values (points) to measure.
+        seed: Seed of the random search.
 
     Raises:
         ConfigError: If a setting is invalid, or optuna is not installed.
@@ -80,7 +81,7 @@ class Tuner:
 
     @property
     def proposal(self) -> float:
-        """Point to run now; after the last measurement, the best point."""
+        """Point to measure next; after the last measurement, the best point."""
         return self.best if self.done else self._points[-1]
 
     @property
@@ -90,7 +91,7 @@ class Tuner:
 
     @property
     def best(self) -> float:
-        """Point with the fewest seconds so far, the earliest of several; before any measurement, the start."""
+        """Fastest point so far, the first of equally fast ones; before any measurement, ``start``."""
         if not self._seconds:
             return self._points[0]
         return self._points[self._seconds.index(min(self._seconds))]
@@ -109,7 +110,7 @@ class Tuner:
         self._advance()
 
     def state_dict(self) -> dict[str, Any]:
-        """Points, including the current proposal, and their times as plain data."""
+        """Returns the points, including the current proposal, and their times as plain data."""
         return {"points": list(self._points), "seconds": list(self._seconds)}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
@@ -190,14 +191,14 @@ _SKIPPED, _COUNTED = 2, 3
 
 
 class Trials:
-    """Measures steps with different values of a number; takes the arguments of ``Tuner``.
+    """Runs training steps with different values of a setting, and finds the fastest one with a ``Tuner`` on rank 0.
 
     Args:
         low: Smallest value to try, above 0 (such as a size in megabytes).
         high: Largest value to try, in the same unit (such as megabytes).
         start: First value to measure, in the same unit (such as megabytes).
         trials: Number of values to measure.
-        seed: Seed of the search.
+        seed: Seed of the random search.
     """
 
     def __init__(self, low: float, high: float, start: float, trials: int, seed: int) -> None:
@@ -207,11 +208,11 @@ class Trials:
         self._seconds: list[float] = []
 
     def skip_step(self) -> None:
-        """Excludes the current step from the measurements, because it contains other work."""
+        """Excludes the current step from the measurements, for example because it contains other work."""
         self._step_start = None
 
     def next(self, cluster: Cluster) -> float | None:
-        """Counts a step that begins; all workers must call this.
+        """Counts a step that begins, and returns a new value if one is due; all workers must call this.
 
         Args:
             cluster: Cluster that runs the workers.
@@ -244,7 +245,7 @@ class Trials:
         return self._done, len(self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """State of the finished trials; the current trial starts again after loading."""
+        """Returns the state of the finished trials; the current trial starts again after loading."""
         return {"tuner": self._tuner.state_dict(), "done": self._done}
 
     def check_state(self, values: Any) -> None:

@@ -33,20 +33,20 @@ class AfterBackward(Schedule):
     name = "after_backward"
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates the engine with one group that contains all layers."""
+        """Creates the engine, with one group that contains all layers."""
         return _AtTheEnd(method, cluster, training, [(0, len(training.gradient.layers))])
 
 
 class _AtTheEnd(Engine):
     def collect(self) -> None:
-        """Adds the flat gradient to the residual of the local rank."""
+        """Adds the gradient of the local rank to its residual."""
         super().collect()
         self._averaging.clip_own(self._step.local)
         for number in range(len(self.gradient_state.groups)):
             self._averaging.hand_over(number, self._step.local)
 
     def finish(self) -> None:
-        """Runs the method's program on every worker, and updates."""
+        """Averages the gradient of all workers, and runs the optimizer."""
         for number, group in enumerate(self.gradient_state.groups):
             averages = self._cluster.run(self._averaging.programs(number))
             for own, average in zip(self._step.averages, averages, strict=True):
@@ -60,7 +60,7 @@ class _AtTheEnd(Engine):
 
 
 class InBackward(Engine):
-    """Starts the synchronization of each group as soon as its gradients are complete, in a fixed order.
+    """Engine that starts the synchronization of each group as soon as its gradients are complete, in a fixed order.
 
     The order is that of the backward pass and equal on all ranks, although gradients may become complete in another
     order on each. If the norm of each worker's own gradient is limited, all groups wait for the last gradient, because
@@ -75,18 +75,18 @@ class InBackward(Engine):
     # --- steps
 
     def begin(self, local: int = 0) -> None:
-        """Creates the synchronizations of the step when the first local rank begins."""
+        """Starts the passes of a local rank; the first one also creates the synchronizations of the step."""
         super().begin(local)
         if local == 0:
             programs = [self._averaging.programs(number) for number in range(len(self.gradient_state.groups))]
             self._step.works = [self._cluster.enqueue(each, pauses=self.pauses) for each in programs]
 
     def awaits(self, number: int) -> bool:
-        """Whether the gradient of parameter ``number`` is still missing in this step."""
+        """Returns whether the gradient of parameter ``number`` is still missing in this step."""
         return self._step.awaits(number)
 
     def complete(self, number: int) -> None:
-        """Starts the synchronizations whose gradients are complete with this one."""
+        """Records a complete gradient, and starts the synchronizations that waited for it."""
         step = self._step
         if step.phase is not StepPhase.BACKWARD:
             return
@@ -112,7 +112,7 @@ class InBackward(Engine):
         self._step.works[number].release(self._step.local)
 
     def collect(self) -> None:
-        """Starts the remaining groups, some of whose parameters have no gradient."""
+        """Starts the synchronizations of the remaining groups, where some parameters have no gradient."""
         super().collect()
         # Nothing is clipped yet if a gradient is missing: ``complete`` waits for the last one.
         if self._step.unsent:
@@ -121,14 +121,14 @@ class InBackward(Engine):
             self._send()
 
     def unused(self) -> list[int]:
-        """Numbers of the parameters without a gradient on any worker; the optimizer leaves them alone, as in DDP.
+        """Returns the numbers of the parameters without a gradient on any worker; the optimizer skips them, as in DDP.
 
         All workers must call this once in each step.
         """
         return self._update.unused()
 
     def finish(self) -> None:
-        """Waits for all groups, and updates."""
+        """Waits for the averages of all groups, and runs the optimizer."""
         step = self._step
         step.forget_averages()
         for number in step.order:
@@ -139,7 +139,7 @@ class InBackward(Engine):
         step.end()
 
     def give_up(self) -> None:
-        """Ends a step whose backward pass failed: waits for the groups in flight and discards the others."""
+        """Ends a step whose backward pass failed: waits for synchronizations in flight and discards the others."""
         for work in self._step.give_up():
             # Other workers may be in the second half already and need this one's messages.
             if self.pauses:
@@ -149,7 +149,7 @@ class InBackward(Engine):
     # --- state, as handles change it
 
     def return_unused(self) -> None:
-        """Adds averages that no update applied to the residuals again."""
+        """Adds averages that no optimizer step applied to the residuals again."""
         self._scaling.return_unused(self.gradient_state.states, remembers=self.gradient_state.remembers)
 
     def reset(self) -> None:
@@ -159,7 +159,7 @@ class InBackward(Engine):
         self._use_groups()
 
     def continue_from(self, other: InBackward) -> None:
-        """Continues with other groups after ``other``, whose method keeps no state, has ended a step."""
+        """Continues the training of ``other``, which has other groups, between two steps; its method keeps no state."""
         self.steps, self.kept = other.steps, other.kept
         self._usage.load_state_dict(other._usage.state_dict())
         self._scaling.load_state_dict(other._scaling.state_dict())
@@ -169,13 +169,13 @@ class InBackward(Engine):
         """Checks that ``load_state_dict`` can load ``values``, without changing anything.
 
         Raises:
-            ValueError: If a value does not fit.
+            ValueError: If a value has a wrong type or shape.
         """
         check_saved(values, self._gradient, self.gradient_state, self._scaling, self._trials, self.fixed)
 
 
 def check_megabytes(name: str, value: object) -> None:
-    """Checks a size in megabytes (2^20 bytes), which may be infinite.
+    """Checks that a setting is a size in megabytes (2^20 bytes); infinity is allowed.
 
     Args:
         name: Name of the setting, for the error message.
@@ -190,10 +190,11 @@ def check_megabytes(name: str, value: object) -> None:
 
 @dataclass(frozen=True)
 class Wfbp(Schedule):
-    """Sends buckets during the backward pass, from the last layer to the first.
+    """Sends gradients in buckets during the backward pass, from the last layer to the first.
 
     Args:
-        bucket_mb: Largest size of a bucket in megabytes of gradients; layers are never split. 0 for one per layer.
+        bucket_mb: Largest size of a bucket in megabytes of gradients; layers are never split. 0 forms one bucket per
+            layer.
 
     Raises:
         ConfigError: If the size is not a number that is at least 0.
@@ -207,5 +208,5 @@ class Wfbp(Schedule):
         check_megabytes("schedule.bucket_mb", self.bucket_mb)
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates the engine with buckets that are filled from the last layer on."""
+        """Creates the engine, with buckets that are filled from the last layer on."""
         return InBackward(method, cluster, training, by_megabytes(training.gradient, self.bucket_mb))

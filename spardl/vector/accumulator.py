@@ -31,16 +31,18 @@ class Accumulator:
 
     Args:
         values: Vector of shape (n,), gradient plus residual; modified in place.
-        candidates: Known candidates for the largest entries, if they were listed when the gradient was added.
-        wire: Precision of the values on the wire. Rounding errors remain in the vector.
-        bound: Bound of the magnitudes in the vector. Code that writes larger entries to ``values`` must update it.
+        candidates: Positions among which the largest entries are searched, if they were listed when the gradient was
+            added.
+        wire: Number format of values in messages. Rounding errors remain in the vector.
+        bound: Upper bound of the magnitudes in the vector. Code that writes larger entries to ``values`` must update
+            it.
         sum_buffer: Buffer for a dense sum, of the vector's shape and dtype; ``None`` to allocate one when needed.
-        step: Granularity of the low bits of indices in messages (see ``Slot``), a number of bits.
+        step: Granularity of index widths in messages: the low part of an index takes a multiple of this number of bits.
 
     Attributes:
         form: Format of messages that hold entries of the vector.
-        overflowed: Whether a sum with received entries had to be clipped, if the host knows it without waiting.
-        finite: Bool tensors of shape () on a GPU: whether the sums of each addition were finite.
+        overflowed: Whether a sum with received entries was clipped, as far as known without waiting for a GPU.
+        finite: Bool tensors of shape () on a GPU, one per addition: whether its sums were finite.
     """
 
     def __init__(
@@ -75,8 +77,9 @@ class Accumulator:
         """Finds the k largest entries of each range; ties go to the lowest positions.
 
         Args:
-            parts: Disjoint ranges and their k.
-            spare: Factor, at least 1: the next step lists candidates for ``spare`` times k entries.
+            parts: Disjoint ranges, each with its k.
+            spare: Factor, at least 1; in the next step, the largest entries are searched among about ``spare`` times k
+                candidates.
 
         Returns:
             int64 positions of shape (sum of k,): range by range, increasing within each.
@@ -88,8 +91,8 @@ class Accumulator:
 
         Args:
             part: Range to search; its k is ignored.
-            bound: Least magnitude of the entries.
-            most: Maximum number of entries.
+            bound: Smallest magnitude of the entries to find.
+            most: Maximum number of entries to return.
 
         Returns:
             int64 positions of shape (found,), increasing; ``None`` if there are more than ``most``.
@@ -97,7 +100,7 @@ class Accumulator:
         return self._candidates.reaching(self.values, part, bound, most, self._changed([part]))
 
     def _changed(self, parts: Sequence[Range]) -> list[Tensor]:
-        """Positions in the given ranges that may have changed since candidates were listed."""
+        """Returns the positions in the given ranges that may have changed since candidates were listed."""
         spans, found = Ranges.of(parts).spans, []
         for start, stop, positions in self._changes:
             for begin, end in spans:
@@ -107,14 +110,14 @@ class Accumulator:
         return found
 
     def take(self, parts: Sequence[Range], select: Select) -> SparseVector:
-        """Removes the entries that ``select`` picks from adjacent ranges.
+        """Selects entries of adjacent ranges, and removes them from the vector.
 
         Args:
             parts: Ranges; each starts where the previous one ends, or at 0 after the end of the vector.
-            select: Function that picks the entries.
+            select: Function that returns the positions of the entries to take.
 
         Returns:
-            The ranges as one sparse vector. The selected entries of this vector become zero.
+            The selected entries as one sparse vector over all ranges.
         """
         ranges = Ranges.of(parts)
         positions, start, length = select(self, ranges), ranges.start, ranges.length
@@ -127,13 +130,13 @@ class Accumulator:
         return taken
 
     def take_at(self, positions: Tensor) -> Tensor:
-        """Removes the entries at given positions.
+        """Removes the entries at given positions from the vector.
 
         Args:
             positions: int64 positions of shape (m,), strictly increasing.
 
         Returns:
-            Their values, shape (m,), as rounded for the receivers.
+            Removed values, shape (m,), rounded to the wire format.
         """
         self._changes.append((0, self.values.numel(), positions))
         return self._cut(positions)
@@ -162,12 +165,12 @@ class Accumulator:
         return values, sent, error
 
     def rounded(self, start: int, block: SparseVector, holders: int = 1) -> SparseVector:
-        """Rounds a partial sum before it is sent, and keeps this worker's share of the rounding errors in the vector.
+        """Rounds a partial sum to the wire format, and keeps this worker's share of the rounding errors in the vector.
 
         Args:
             start: First position of the block.
             block: Partial sum to send.
-            holders: Number of workers that round the same sum.
+            holders: Number of workers that round the same sum and share its errors.
 
         Returns:
             The sum as receivers decode it.
@@ -184,7 +187,7 @@ class Accumulator:
         """Adds a sparse block to the vector.
 
         Args:
-            start: Position of its first entry; the block may wrap around the end of the vector.
+            start: Position of the block's first entry; the block may wrap around the end of the vector.
             block: Sparse block to add.
         """
         where, length = block.indices + start if start else block.indices, self.values.numel()
@@ -231,7 +234,7 @@ class Accumulator:
         self._changes += [(start, length, positions[:last]), (0, stop - length, positions[last:])]
 
     def taken(self) -> Tensor:
-        """All positions taken so far: int64, shape (m,), strictly increasing."""
+        """Returns all positions taken so far: int64, shape (m,), strictly increasing."""
         if not self._taken:
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         positions = self._taken[0] if len(self._taken) == 1 else torch.cat(self._taken)
@@ -245,7 +248,7 @@ class Accumulator:
         self._log.clear()
 
     def restore_others(self, final: Tensor) -> None:
-        """Restores the original values except at the positions of the final result; clears overflow there.
+        """Restores the original values except at the positions of the result, where non-finite entries become zero.
 
         Args:
             final: int64 indices of the final result, shape (m,), strictly increasing.
@@ -263,11 +266,11 @@ class Accumulator:
         self.bound.include(peak)
 
     def restore_unsettled(self, final: Tensor, *, whole: bool) -> None:
-        """Restores the original values, but sets taken and settled entries to zero. Call ``add_errors`` next.
+        """Restores the original values, except those of settled entries, which become zero. Call ``add_errors`` next.
 
         Args:
             final: int64 indices of the final result, shape (m,), strictly increasing.
-            whole: Whether all taken entries are settled, or only those in the final result.
+            whole: Whether all taken entries are settled; otherwise only those whose positions are in the final result.
         """
         cuts = len(self._taken)
         # Taken entries may hold other values than zero and their own error, so start from the original values.
@@ -286,7 +289,7 @@ class Accumulator:
         self._log.clear()
 
     def add_errors(self, final: Tensor) -> None:
-        """Adds the rounding errors of entries at the given positions.
+        """Adds the rounding errors of sent entries at the given positions to the vector.
 
         Args:
             final: int64 positions of shape (m,), strictly increasing.
@@ -300,7 +303,7 @@ class Accumulator:
                 self.bound.include(largest_magnitude([rest]))
 
     def forget_overflows(self) -> None:
-        """Sets non-finite entries to zero, once per synchronization; the final result already accounts for them.
+        """Sets non-finite entries to zero, once per synchronization; the final result already contains the overflow.
 
         A program that needs the vector no longer can call it while messages are in flight, or call ``settle`` if it
         knows that all entries are finite.
@@ -317,7 +320,7 @@ class Accumulator:
             self.bound.value = largest_magnitude([self.values])
 
     def settle(self, magnitude: float) -> None:
-        """Declares all entries finite: none exceeds the earlier bound, except new ones of at most ``magnitude``."""
+        """Declares all entries finite: at most the earlier bound or, if they are new, at most ``magnitude``."""
         self._settled = True
         # Rounding may have increased magnitudes slightly.
         self.bound.value *= 1 + 4 * torch.finfo(self.values.dtype).eps

@@ -18,7 +18,7 @@ WIDTHS = (1, 2, 4, 8)
 
 
 def packed_bytes(count: int, bits: int) -> int:
-    """Number of bytes that ``count`` codes of ``bits`` bits occupy."""
+    """Returns the number of bytes that ``count`` codes of ``bits`` bits occupy."""
     return -(-count * bits // 8)
 
 
@@ -73,11 +73,11 @@ class ScaledCodes(NamedTuple):
     bits: int
 
     def size(self, dtype: torch.dtype) -> int:
-        """Size of a message in bytes, with scales of type ``dtype``."""
+        """Returns the size of a message in bytes, with scales of type ``dtype``."""
         return self.scales * dtype.itemsize + packed_bytes(self.codes, self.bits)
 
     def write(self, scales: Tensor, codes: Tensor) -> Tensor:
-        """Writes a message.
+        """Packs the codes, and writes a message of scales and packed codes.
 
         Args:
             scales: Floating-point tensor of shape (scales,).
@@ -89,7 +89,7 @@ class ScaledCodes(NamedTuple):
         return torch.cat((scales.view(torch.uint8), pack_codes(codes, self.bits)))
 
     def places(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Views of a message to write scales and packed codes into.
+        """Returns views of a message, to write scales and packed codes into.
 
         Args:
             message: uint8 tensor of shape (m,), with m at least ``size(dtype)``, that owns its memory.
@@ -102,7 +102,7 @@ class ScaledCodes(NamedTuple):
         return message[:border].view(dtype), message[border : self.size(dtype)]
 
     def read(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Reads a message.
+        """Reads the scales and unpacks the codes of a message.
 
         Args:
             message: uint8 tensor of shape (size(dtype),).
@@ -130,7 +130,7 @@ class ScaledCodes(NamedTuple):
 
 
 def low_bits(capacity: int, length: int, step: int) -> int:
-    """Number of low bits per index, a multiple of ``step``, that minimizes the size of the message."""
+    """Returns the number of low bits per index, a multiple of ``step``, that minimizes the size of a message."""
     # Numba compiles this function as well (``spardl.vector.kernels.codec``): keep to plain integers and loops.
     best, least = 0, capacity + length
     for low in range(step, 64, step):

@@ -1,4 +1,4 @@
-"""Candidates for the largest entries of a vector: thresholds reused from step to step.
+"""Candidates among which the largest entries of a vector are searched, found with thresholds of earlier steps.
 
 With error feedback, the smallest magnitude sent changes slowly. A worker stores it for each range, and lists the
 entries near this magnitude in the next step, while it adds the gradient. The k largest entries are then found among
@@ -34,15 +34,16 @@ __all__ = ["Candidates", "Reuse", "check_number", "smallest_magnitude"]
 
 @dataclass(frozen=True)
 class Reuse:
-    """Correction rule that keeps a threshold near the one that selects k entries.
+    """Rule that corrects a reused threshold from step to step, so that it keeps selecting about k entries.
 
     Args:
-        low: A count below this multiple of k lowers the threshold.
-        lower_factor: Factor that the threshold is divided by in that case.
-        high: A count above this multiple of k raises the threshold.
-        raise_factor: Factor that the threshold is multiplied by in that case.
-        reevaluate_beyond: A count above this multiple of k, or below k divided by it, recomputes the threshold at once
-            (not part of the published method); ``None`` waits for the end of the period, as published.
+        low: Multiple of k; a selection of fewer entries lowers the threshold.
+        lower_factor: Factor that the threshold is divided by to lower it.
+        high: Multiple of k; a selection of more entries raises the threshold.
+        raise_factor: Factor that the threshold is multiplied by to raise it.
+        reevaluate_beyond: Multiple of k; if more entries than this, or fewer than k divided by it, are selected, the
+            threshold is recomputed at once (not part of the published method). ``None`` waits for the end of the
+            period, as published.
     """
 
     low: float = 0.6667
@@ -52,7 +53,7 @@ class Reuse:
     reevaluate_beyond: float | None = 2.0
 
     def corrected(self, threshold: float, count: int, k: int) -> float:
-        """Corrects the threshold for the next step.
+        """Returns the corrected threshold for the next step.
 
         Args:
             threshold: Magnitude threshold of this step.
@@ -67,7 +68,7 @@ class Reuse:
         return threshold * self.raise_factor if count > self.high * k else threshold
 
     def is_astray(self, count: int, k: int) -> bool:
-        """Whether a threshold that selects ``count`` instead of ``k`` entries must be recomputed."""
+        """Returns whether a threshold that selects ``count`` instead of ``k`` entries must be recomputed."""
         beyond = self.reevaluate_beyond
         return beyond is not None and not k / beyond <= count <= beyond * k
 
@@ -89,7 +90,7 @@ def check_number(group: str, name: str, value: object, low: float, high: float =
     """Checks that a setting is a finite number within limits.
 
     Raises:
-        ConfigError: If it is not.
+        ConfigError: If the setting is anything else.
     """
     # NaN fails the comparison; infinity is rejected even without an upper limit.
     if not is_number(float, value) or not low <= value <= high or value == math.inf:  # type: ignore[operator]
@@ -98,7 +99,7 @@ def check_number(group: str, name: str, value: object, low: float, high: float =
 
 
 def smallest_magnitude(values: Tensor) -> float:
-    """Smallest magnitude in ``values``, shape (m,), at most the largest number of their dtype; 0 without entries."""
+    """Returns the smallest magnitude in ``values``, shape (m,), limited to finite numbers; 0 without entries."""
     if not values.numel():
         return 0.0
     return min(float(values.abs().min()), torch.finfo(values.dtype).max)
@@ -117,7 +118,7 @@ _CAPACITY, _EXTRA = 4, 64
 
 
 class Candidates:
-    """Candidates for the largest entries of one vector."""
+    """Finds the largest entries of one vector; lists candidates when a gradient is added to it."""
 
     def __init__(self) -> None:
         self._finder: Finder | None = None
@@ -130,7 +131,7 @@ class Candidates:
 
         Args:
             values: Vector of shape (n,), modified in place.
-            gradient: Gradient of shape (n,), or ``None`` to list only.
+            gradient: Gradient of shape (n,); ``None`` only lists candidates.
             clear: Whether to set the gradient to zero.
         """
         before, statistics = self._statistics, _Statistics.of(self._found, values)
@@ -153,8 +154,8 @@ class Candidates:
         Args:
             values: Vector of shape (n,), unchanged since ``add`` except for the touched entries.
             parts: Disjoint ranges, with k from 0 to the range's length.
-            touched: int64 positions that may have changed since, shape (m,) each, increasing.
-            spare: Factor, at least 1: the next step lists candidates for ``spare`` times k entries.
+            touched: int64 positions of entries that may have changed since ``add``, shape (m,) each, increasing.
+            spare: Factor, at least 1; the next step lists about ``spare`` times k candidates.
 
         Returns:
             int64 positions of shape (sum of k,): range by range, increasing within each.
@@ -177,8 +178,8 @@ class Candidates:
         Args:
             values: Vector of shape (n,), as for ``largest``.
             part: Range to search; its k is ignored.
-            bound: Least magnitude of the entries.
-            most: Maximum number of entries.
+            bound: Smallest magnitude of the entries to find.
+            most: Maximum number of entries to return.
             touched: Changed positions as for ``largest``: int64, shape (m,) each.
 
         Returns:

@@ -34,7 +34,7 @@ class Layer(NamedTuple):
 
 
 class Storage:
-    """Flat gradient storage, initially with one vector per run of parameters of the same dtype and device.
+    """Storage of all gradients of a model in flat vectors, one for each run of parameters of the same dtype and device.
 
     Args:
         named: Names and parameters, in flat order.
@@ -42,9 +42,8 @@ class Storage:
     Attributes:
         names: Names of the parameters.
         parameters: Parameters of any shape, in flat order.
-        layout: Layout of their shapes.
-        layers: Adjacent parameters that belong together.
-        vectors: Tensors of shape (m,) each that together hold all entries in flat order.
+        layout: Shapes of the parameters, and their positions in flat order. layers: Adjacent parameters that belong
+            together. vectors: Tensors of shape (m,) each that together hold all entries in flat order.
         backwards: Whether flat order is the order of the backward pass.
     """
 
@@ -74,7 +73,7 @@ class Storage:
             yield Layer(name, (number, number + 1), parameter.numel())
 
     def forward(self) -> tuple[list[str], list[nn.Parameter]]:
-        """Names and parameters in the order of the forward pass."""
+        """Returns names and parameters in the order of the forward pass."""
         step = -1 if self.backwards else 1
         return self.names[::step], self.parameters[::step]
 
@@ -90,10 +89,10 @@ class Storage:
         return [(starts.index(first), sum(start < stop for start in starts)) for first, stop in self._runs]
 
     def cut(self, vectors: Sequence[Tensor], entries: tuple[int, int]) -> Tensor:
-        """Slices vectors that are laid out like those of this storage.
+        """Returns a slice of vectors that are laid out like those of this storage.
 
         Args:
-            vectors: Vectors with the shapes of ``self.vectors``, or empty ones.
+            vectors: Vectors with the shapes of ``self.vectors``, or empty vectors.
             entries: First position in flat order, and position after the last one; both in the same vector.
 
         Returns:
@@ -104,11 +103,11 @@ class Storage:
         return vectors[place][entries[0] - begin : entries[1] - begin]
 
     def part(self, number: int) -> Tensor:
-        """Gradient of parameter ``number``, a view of shape (entries,)."""
+        """Returns the gradient of parameter ``number``, a view of shape (entries,)."""
         return self.cut(self.vectors, self.layout.tensors[number])
 
     def layer_of(self) -> dict[nn.Parameter, int]:
-        """Index of the layer of each parameter."""
+        """Returns the index of the layer of each parameter."""
         return {
             parameter: number
             for number, layer in enumerate(self.layers)
@@ -130,7 +129,7 @@ class Storage:
 
     @contextmanager
     def hidden(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Temporarily removes the gradients of ``parameters``, so that an optimizer skips them."""
+        """Context manager: removes the gradients of ``parameters`` temporarily, so that an optimizer skips them."""
         taken = [(parameter, parameter.grad) for parameter in parameters]
         for parameter, _ in taken:
             parameter.grad = None
@@ -143,7 +142,7 @@ class Storage:
 
     @contextmanager
     def exposed(self, numbers: Iterable[int]) -> Iterator[None]:
-        """Temporarily sets ``grad`` of the parameters with the given ``numbers`` to views of this storage."""
+        """Context manager: sets ``grad`` of the parameters ``numbers`` temporarily to views of this storage."""
         pairs = [(self.parameters[number], self.part(number)) for number in numbers]
         with self.hidden(parameter for parameter, _ in pairs):
             for parameter, part in pairs:
@@ -154,7 +153,7 @@ class Storage:
 class CopiedGradient(Storage):
     """Gradient storage that is copied from and to gradients elsewhere, such as DDP buckets.
 
-    Flat order is that of the backward pass, so a bucket is complete once its last entries are.
+    Flat order is the order of the backward pass, so a bucket is complete as soon as its last entries are.
 
     Args:
         named: Names and parameters, in the order of the forward pass.
@@ -166,12 +165,12 @@ class CopiedGradient(Storage):
         super().__init__(list(reversed(named)))
 
     def split(self, ranges: Sequence[tuple[int, int]], carried: Sequence[list[Tensor]]) -> None:
-        """Gives each bucket a separate vector.
+        """Stores each bucket in a separate vector.
 
         Args:
             ranges: Entry ranges of the buckets, in flat order; together they cover all entries.
-            carried: Lists of vectors with the shapes of ``self.vectors``, or empty ones; split in the same way, and
-                keep their contents.
+            carried: Lists of vectors (residuals, moments) with the shapes of ``self.vectors``, or empty vectors; split
+                in the same way, with their contents.
         """
         # Matrix products are slightly faster on vectors that start at an aligned address.
         for vectors in (self.vectors, *carried):
@@ -179,7 +178,7 @@ class CopiedGradient(Storage):
         self._begins = [start for start, _ in ranges]
 
     def _joined(self, vectors: Sequence[Tensor], entries: tuple[int, int]) -> Tensor:
-        """Copies a range that may span several vectors of the same dtype and device, shape (m,)."""
+        """Returns a copy, shape (m,), of a range that may span several vectors of the same dtype and device."""
         bounds = zip(self._begins, [*self._begins[1:], self.layout.length], vectors, strict=True)
         parts = [
             vector[max(entries[0], begin) - begin : min(entries[1], end) - begin]
@@ -203,7 +202,7 @@ class CopiedGradient(Storage):
 
 
 class FlatGradient(Storage):
-    """A vector that all ``.grad`` tensors of a model are views of.
+    """All gradients of a model in one vector; every ``.grad`` is a view of it.
 
     The backward pass accumulates directly into the vector, and the optimizer reads directly from it. The layout is the
     order of the parameters; unlike DDP's buckets it never changes.
@@ -215,7 +214,7 @@ class FlatGradient(Storage):
     Attributes:
         names: Names of the trainable parameters.
         parameters: Trainable parameters.
-        layout: Layout of their shapes.
+        layout: Shapes of the parameters, and their positions in the vector.
         layers: Adjacent parameters that belong together.
         vector: Flat gradient of shape (n,).
 
@@ -251,7 +250,7 @@ class FlatGradient(Storage):
         return layers_of(self.names, self.parameters)
 
     def has(self, number: int, gradient: Tensor | None) -> bool:
-        """Whether ``gradient``, of the shape of parameter ``number``, is still the view assigned to it."""
+        """Returns whether ``gradient``, of parameter ``number`` and its shape, is still the view of the vector."""
         return gradient is not None and gradient.data_ptr() == self._places[number]
 
     def zero(self) -> None:

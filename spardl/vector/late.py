@@ -1,7 +1,7 @@
 """Conditions that are computed on a GPU and read by the host later, so that the host does not wait for them.
 
 A condition that holds in nearly every step, such as "all entries are finite", must not stop the host in each of them.
-The device therefore acts on the condition itself, and the host learns it afterwards, for its counts and reports.
+The device therefore acts on the condition itself, and the host reads it later, for counts and reports.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class _Copy(NamedTuple):
 
 
 class LateConditions:
-    """Conditions of several steps on their way from the device to the host."""
+    """Queue of conditions of several steps that are being copied from the device to the host."""
 
     def __init__(self) -> None:
         self._copies: deque[_Copy] = deque()
@@ -53,7 +53,7 @@ class LateConditions:
         return len(self._copies)
 
     def send(self, step: int, conditions: Sequence[Tensor]) -> None:
-        """Starts a copy to the host, and returns at once.
+        """Starts the copy of a step's conditions to the host, and returns at once.
 
         Args:
             step: Number of the step, counted from 1.
@@ -77,7 +77,7 @@ class LateConditions:
         """Yields the conditions that have arrived, in the order of the steps, each once.
 
         Args:
-            wait: Whether to wait for those that have not arrived yet.
+            wait: Whether to wait for conditions that have not arrived yet.
         """
         while True:
             with self._lock:

@@ -33,7 +33,7 @@ class Ranges(Sequence[Range]):
     """Immutable sequence of ranges, stored as columns so that operations are vectorized over all ranges.
 
     Args:
-        columns: int64 array of shape (3, r) with contiguous rows: starts, stops and k of the ranges.
+        columns: int64 array of shape (3, r) with contiguous rows: starts, stops and k of the r ranges.
     """
 
     def __init__(self, columns: NDArray[np.int64]) -> None:
@@ -41,7 +41,7 @@ class Ranges(Sequence[Range]):
 
     @classmethod
     def of(cls, parts: Sequence[Range]) -> Ranges:
-        """Converts ``parts`` to this form."""
+        """Converts a sequence of ranges, ``parts``, to columns."""
         if isinstance(parts, Ranges):
             return parts
         # fromiter: for thousands of ranges, np.array spends more time on checking that each has three numbers.
@@ -65,23 +65,23 @@ class Ranges(Sequence[Range]):
 
     @cached_property
     def start(self) -> int:
-        """First position of the first range."""
+        """Returns the first position of the first range."""
         return int(self.columns[0, 0])
 
     @cached_property
     def length(self) -> int:
-        """Total number of entries in the ranges."""
+        """Returns the total number of entries in the ranges."""
         starts, stops, _ = self.columns
         return int(stops.sum() - starts.sum())
 
     @cached_property
     def wanted(self) -> int:
-        """Total number of entries to send: the sum of all k."""
+        """Returns the total number of entries to send: the sum of all k."""
         return int(self.columns[2].sum())
 
     @cached_property
     def sending(self) -> Ranges:
-        """The ranges that send entries, with k limited to their length."""
+        """Returns the ranges with k above 0, with k limited to their length."""
         starts, stops, wanted = self.columns
         sent = np.minimum(wanted, stops - starts)
         if np.array_equal(sent, wanted) and sent.all():
@@ -90,7 +90,7 @@ class Ranges(Sequence[Range]):
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """Covered intervals; adjacent ranges are merged."""
+        """Returns the intervals that the ranges cover; adjacent ranges are merged."""
         starts, stops, _ = self.columns
         breaks = np.flatnonzero(starts[1:] != stops[:-1])
         firsts, lasts = np.append(0, breaks + 1), np.append(breaks, len(self) - 1)
@@ -99,11 +99,12 @@ class Ranges(Sequence[Range]):
 
 @dataclass(frozen=True)
 class Layout:
-    """Tensors concatenated into one vector.
+    """Shapes of tensors that are concatenated into one vector.
 
     Args:
         shapes: Shapes of the tensors, in the order of the vector.
-        cut_from: Number of entries of the original tensors that these are slices of; empty for whole tensors.
+        cut_from: Number of entries of the whole tensor, for each tensor that is a slice; empty if all tensors are
+            whole.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -119,31 +120,31 @@ class Layout:
 
     @classmethod
     def of(cls, shapes: Iterable[Sequence[int]]) -> Layout:
-        """Layout of tensors with the given ``shapes``."""
+        """Returns the layout of tensors with the given ``shapes``."""
         return cls(tuple(tuple(shape) for shape in shapes))
 
     @classmethod
     def flat(cls, length: int) -> Layout:
-        """Layout of one vector of ``length`` entries, without known tensors."""
+        """Returns the layout of a vector of ``length`` entries that is one tensor."""
         return cls(((length,),))
 
     @cached_property
     def length(self) -> int:
-        """Number of entries of the whole vector."""
+        """Returns the number of entries of the whole vector."""
         return sum(map(math.prod, self.shapes))
 
     @cached_property
     def tensors(self) -> list[tuple[int, int]]:
-        """Range of each tensor in the vector."""
+        """Returns the range of each tensor in the vector."""
         return list(pairwise(accumulate(map(math.prod, self.shapes), initial=0)))
 
     @property
     def wholes(self) -> tuple[int, ...]:
-        """Number of entries of the original tensor of each slice."""
+        """Number of entries of the whole tensor that each tensor is a slice of."""
         return self.cut_from or tuple(map(math.prod, self.shapes))
 
     def part(self, start: int, stop: int) -> Layout:
-        """Layout of a range. A partly covered tensor becomes a vector, or a single column if it is a matrix.
+        """Returns the layout of a range. A partly covered tensor becomes a vector, or one column if it is a matrix.
 
         Args:
             start: Position of the first entry.
@@ -161,7 +162,7 @@ class Layout:
         return Layout(tuple(shapes), tuple(wholes))
 
     def buckets(self, entries: int) -> list[tuple[int, int]]:
-        """Ranges of adjacent whole tensors; each is closed once it holds at least ``entries`` entries."""
+        """Divides the vector into buckets of whole tensors; each is closed once it has at least ``entries`` entries."""
         found: list[tuple[int, int]] = []
         begin = 0
         for _, end in self.tensors:

@@ -70,7 +70,7 @@ def divide_rows(rows: Tensor) -> Tensor:
         rows: Floating-point tensor of shape (rows, size).
 
     Returns:
-        The magnitudes, shape (rows,).
+        Largest magnitude of each row, shape (rows,).
     """
     largest: Tensor = torch.linalg.vector_norm(rows, ord=torch.inf, dim=1)
     rows.div_(torch.where(largest > 0, largest, 1).unsqueeze(1))
@@ -78,7 +78,7 @@ def divide_rows(rows: Tensor) -> Tensor:
 
 
 def highest(bits: int) -> int:
-    """Highest level of codes with ``bits`` bits; the lowest level is its negative."""
+    """Returns the highest level of codes with ``bits`` bits; the lowest level is its negative."""
     return int(2 ** (bits - 1)) - 1
 
 
@@ -98,7 +98,7 @@ def pack_levels(
         block: Number of entries per block.
         bits: Bits per code, one of ``WIDTHS`` except 1.
         rounded: Function that rounds levels to integers; ``None`` rounds to nearest, ties to even.
-        leave: Whether to replace ``values``, which must be contiguous, by their quantization errors.
+        leave: Whether to replace ``values``, which must then be contiguous, by their quantization errors.
         into: Scales and codes to write to; ``None`` allocates them.
 
     Returns:
@@ -186,12 +186,12 @@ HIGHEST = 448
 
 
 def pack_float8(values: Tensor, block: int, *, leave: bool = False, into: Written | None = None) -> Written:
-    """Quantizes entries to E4M3, relative to the largest magnitude in their block; nearest, ties to even.
+    """Quantizes entries to E4M3 (8-bit floats), relative to the largest magnitude in their block; ties to even.
 
     Args:
         values: Finite float32 or float64 tensor of shape (n,).
         block: Number of entries per block.
-        leave: Whether to replace ``values``, which must be contiguous, by their quantization errors.
+        leave: Whether to replace ``values``, which must then be contiguous, by their quantization errors.
         into: Scales and codes to write to; ``None`` allocates them.
 
     Returns:
@@ -258,7 +258,7 @@ def _read_float8(scales: Tensor, packed: Tensor, block: int) -> Tensor:
 
 @lru_cache(maxsize=2)
 def _shares(dtype: torch.dtype) -> Tensor:
-    """Table of the shares that the 256 codes stand for, shape (256,), on the CPU."""
+    """Returns the value, as a share of the scale, of each of the 256 codes, shape (256,), on the CPU."""
     return torch.arange(256, dtype=torch.uint8).view(torch.float8_e4m3fn).to(dtype).div_(HIGHEST)
 
 

@@ -46,7 +46,7 @@ class Magnitudes(NamedTuple):
     Attributes:
         bits: Integer dtype of the same size; its order is that of the magnitudes.
         mask: Bit mask that removes the sign.
-        shift: Bits that a magnitude is shifted by before it is read as a number.
+        shift: Number of bits that a magnitude is shifted by before it is read as a number.
         wide: numpy integer type of the shifted magnitude.
         number: numpy floating-point type that it is read as.
     """
@@ -60,7 +60,7 @@ class Magnitudes(NamedTuple):
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Magnitudes:
-        """Representation of ``dtype``."""
+        """Returns the representation of ``dtype``."""
         return _RAW[dtype]
 
     def number_of(self, bits: Any) -> float:
@@ -79,30 +79,30 @@ _RAW: Mapping[torch.dtype, Magnitudes] = MappingProxyType(
 
 
 def host_reads(values: Tensor) -> bool:
-    """Whether the host may read results of operations on ``values``, of any shape, without waiting for a device."""
+    """Returns whether the host can read results of operations on ``values``, of any shape, without waiting."""
     return values.device.type == "cpu"
 
 
 def peak_of(values: Tensor) -> Tensor:
-    """Largest magnitude in ``values``, shape (n,), as a scalar on their device; NaN if one is NaN."""
+    """Returns the largest magnitude in ``values``, shape (n,), as a scalar on their device; NaN if one is NaN."""
     return torch.linalg.vector_norm(values, ord=math.inf) if values.numel() else values.new_zeros(())
 
 
 def largest_magnitude(parts: Iterable[Tensor]) -> float:
-    """Largest magnitude in ``parts``, tensors of shape (m,); NaN if one is NaN, 0 without entries."""
+    """Returns the largest magnitude in ``parts``, tensors of shape (m,); NaN if one is NaN, 0 without entries."""
     found = [_peak(part.detach()) for part in parts if part.numel()]
     return math.nan if any(map(math.isnan, found)) else max(found, default=0.0)
 
 
 def divide(values: Tensor, count: int) -> float:
-    """Divides by a number and returns the largest magnitude before, in one pass where that is faster.
+    """Divides by a number, and returns the largest magnitude before the division, in one pass if that is faster.
 
     Args:
         values: Tensor of shape (n,), modified in place.
         count: Integer divisor.
 
     Returns:
-        The largest magnitude before the division, like ``largest``.
+        The largest magnitude before the division; NaN if one is NaN.
     """
     raw = _raw(values)
     # numpy has no bfloat16, and numba cannot divide float16.
@@ -117,7 +117,7 @@ def divide(values: Tensor, count: int) -> float:
 
 
 def _raw(part: Tensor) -> Magnitudes | None:
-    """Representation for the compiled kernel; ``None`` where torch is faster or nothing is compiled."""
+    """Returns the representation for the compiled kernel; ``None`` where torch is faster or nothing is compiled."""
     # Kernels run on one thread; torch uses all of them.
     small = part.numel() < _SMALL or torch.get_num_threads() > 1
     return None if small or not compiled(part) else _RAW.get(part.dtype)
@@ -142,15 +142,15 @@ def _exponent(peak: float, length: int) -> int:
 
 
 def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
-    """Sum of squares of one worker's parts of a vector, in units that depend only on the whole vector.
+    """Returns the sum of squares of one worker's parts of a vector, in a unit that all workers share.
 
     Args:
-        parts: Tensors of shape (m,).
+        parts: Parts of the vector on this worker, shape (m,) each.
         peak: Largest magnitude in the whole vector.
         length: Number of entries of the whole vector.
 
     Returns:
-        An integer, 0 if ``peak`` is not finite. Pass the total over all workers to ``norm_of``.
+        An integer; 0 if ``peak`` is not finite. Pass the total over all workers to ``norm_of``.
     """
     if not math.isfinite(peak):
         return 0
@@ -170,7 +170,7 @@ def _chunk_sum(chunk: Tensor, scale: int) -> int:
 
 
 def norm_of(total: int, peak: float, length: int) -> float:
-    """Euclidean norm from the ``total`` over all workers; NaN or infinite if ``peak`` is."""
+    """Returns the 2-norm from the ``total`` of ``sum_of_squares`` over all workers; not finite if ``peak`` is not."""
     if not math.isfinite(peak):
         return peak
     exponent = _exponent(peak, length)
@@ -178,7 +178,7 @@ def norm_of(total: int, peak: float, length: int) -> float:
 
 
 def clip_factor(norm: float, limit: float) -> float:
-    """Factor that limits the norm of a gradient to ``limit``, as in ``torch.nn.utils.clip_grad_norm_``."""
+    """Returns the factor that limits the norm of a gradient to ``limit``, as in ``torch.nn.utils.clip_grad_norm_``."""
     # 1e-6 as in torch, for equal factors.
     factor = limit / (norm + 1e-6)
     # min(1.0, nan) would be 1.0 and hide the NaN.
@@ -197,7 +197,7 @@ _SAFE = 0.99
 
 
 def fits(magnitude: float, dtype: torch.dtype) -> bool:
-    """Whether ``dtype`` can represent ``magnitude``, with a margin for rounding errors; ``magnitude`` may be NaN."""
+    """Returns whether ``dtype`` can represent ``magnitude`` (or a NaN), with a margin for rounding errors."""
     return magnitude <= _SAFE * torch.finfo(dtype).max
 
 
@@ -212,7 +212,7 @@ class Bound:
     value: float = math.inf
 
     def grow(self, values: Tensor, most: float) -> bool:
-        """Raises the bound after entries have grown, and removes overflow.
+        """Raises the bound after entries have grown, and clips entries that overflowed.
 
         Args:
             values: Vector of shape (n,); entries that overflowed become nearly the largest number of their dtype.
@@ -226,7 +226,7 @@ class Bound:
         return not fits(self.value, values.dtype) and self.look(values)
 
     def look(self, values: Tensor) -> bool:
-        """Recomputes the bound from ``values``, shape (n,); removes overflow and returns like ``grow``."""
+        """Recomputes the bound from ``values``, shape (n,); clips overflows, and returns whether there were any."""
         self.value = largest_magnitude([values])
         if math.isfinite(self.value):
             return False

@@ -56,12 +56,12 @@ NIBBLE = 4
 
 
 class Slot(NamedTuple):
-    """Fixed space for one sparse vector in a message.
+    """Fixed space for one sparse vector in a message, known to sender and receiver.
 
     Attributes:
         capacity: Maximum number of entries, at most ``length``.
         length: Number of entries of the dense vector, below 2^62.
-        step: The number of low bits is a multiple of it: 4 is fast, 1 gives the smallest message.
+        step: Granularity of the low part of indices, a number of bits: 4 is fast, 1 gives the smallest message.
     """
 
     capacity: int
@@ -74,8 +74,8 @@ class _IndexSizes(NamedTuple):
 
     Attributes:
         low: Number of low bits per index.
-        lows: Bytes of the low bits.
-        uppers: Bytes of the bitmap.
+        lows: Size of all low bits, in bytes.
+        uppers: Size of the bitmap of high bits, in bytes.
     """
 
     low: int
@@ -84,17 +84,17 @@ class _IndexSizes(NamedTuple):
 
 
 def message_words(slot: Slot) -> int:
-    """Number of words (indices and values) in a message, as counted in the papers: 2 per entry."""
+    """Returns the number of words (indices and values) in a message, as counted in the papers: 2 per entry."""
     return 2 * slot.capacity
 
 
 def message_bytes(slot: Slot, dtype: torch.dtype) -> int:
-    """Size of a message in bytes with values of type ``dtype``; a multiple of the size of a value."""
+    """Returns the size of a message in bytes, with values of type ``dtype``; a multiple of the size of a value."""
     return slot.capacity * dtype.itemsize + _padded(index_bytes(slot), dtype.itemsize)
 
 
 def index_bytes(slot: Slot) -> int:
-    """Size of the indices of a message, in bytes."""
+    """Returns the size of the indices of a message, in bytes."""
     sizes = _index_sizes(slot)
     return sizes.lows + sizes.uppers
 
@@ -104,7 +104,7 @@ def pack_indices(indices: Tensor, slot: Slot) -> Tensor:
 
     Args:
         indices: int64 indices of shape (m,), strictly increasing, below the slot's length, m at most ``capacity``.
-        slot: Space for the indices.
+        slot: Space for the sparse vector whose indices are encoded.
 
     Returns:
         uint8 tensor of shape (index_bytes(slot),).
@@ -192,8 +192,8 @@ def unpack_all(
         slots: Spaces of the vectors, at least one.
         dtype: Wire dtype of the values.
         into: Dtype of the values of the result.
-        full: Whether the sender has filled every slot. On a GPU, the host then need not wait for the number of
-            entries. Entries missing from a corrupted message become arbitrary ones.
+        full: Whether every vector has as many entries as its slot allows. On a GPU, the host then need not wait for the
+            number of entries. Entries missing from a corrupted message become arbitrary ones.
 
     Returns:
         The concatenated blocks, in new memory.
@@ -232,7 +232,7 @@ def _padded(size: int, unit: int) -> int:
 
 
 def too_short(messages: Tensor) -> ProgramError:
-    """Error for ``messages``, uint8, shape (bytes,), that are shorter than their slots require."""
+    """Returns the error for ``messages``, uint8, shape (bytes,), that are shorter than their slots require."""
     return ProgramError(f"received messages have {messages.numel()} bytes, fewer than their slots require")
 
 

@@ -1,7 +1,8 @@
 """Exact selection of the largest entries of a vector, with a rule for ties.
 
-A *finder* adds a gradient to a vector, lists the entries that are large afterwards, and later finds the k largest
-entries of some ranges among them. The result is exact: if a list is too short, the finder compares all entries.
+A *finder* adds a gradient to a vector and lists the entries that are large afterwards. Later, it finds the k largest
+entries of some ranges in these lists. The result is exact: if a list is too short, the finder compares all entries. Of
+entries with equal magnitude, those at the lowest positions are selected.
 """
 
 from __future__ import annotations
@@ -48,12 +49,12 @@ _BLOCK = 1 << 17
 
 
 def block_of(values: Tensor) -> int:
-    """Number of entries of ``values``, shape (n,), that fit in the cache; all entries on a GPU, at least 1."""
+    """Returns the number of entries of ``values``, shape (n,), that fit in the cache (at least 1); all on a GPU."""
     return _BLOCK if values.device.type == "cpu" else max(1, values.numel())
 
 
 class LazyAddition:
-    """Lazy addition of a gradient, as far as positions are needed.
+    """Adds a gradient to a vector step by step, only as far as positions are needed.
 
     Args:
         values: Vector of shape (n,), modified in place.
@@ -65,7 +66,7 @@ class LazyAddition:
         self._values, self._gradient, self._clear, self._done = values, gradient, clear, 0
 
     def advance(self, stop: int) -> None:
-        """Adds the gradient at least up to the position ``stop``."""
+        """Adds the gradient to all positions below ``stop``, and perhaps beyond."""
         length = self._values.numel()
         while self._gradient is not None and self._done < stop:
             end = min(self._done + block_of(self._values), length)
@@ -87,7 +88,7 @@ def positions_reaching(values: Tensor, bound: float) -> Tensor:
 
     Args:
         values: Floating-point CPU tensor of shape (n,), without NaN.
-        bound: Least magnitude, rounded to the dtype of the values.
+        bound: Smallest magnitude to find, rounded to the dtype of the values.
 
     Returns:
         int64 positions of shape (found,), increasing.
@@ -112,15 +113,15 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
 
 
 def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Finds the smallest of the largest magnitudes of each row, and the entries that reach it.
+    """Finds the k-th largest magnitude of each row, and the entries that reach it.
 
     Args:
         values: Floating-point CPU tensor of shape (r, m), without NaN.
-        wanted: Number of largest entries per row, shape (r,), from 0 to m.
+        wanted: k of each row, from 0 to m; shape (r,).
 
     Returns:
-        Magnitudes, shape (r,), infinite for rows without wanted entries; and int64 positions in the concatenated rows,
-        shape (found,), increasing.
+        Magnitudes, shape (r,), infinite for rows with k = 0; and int64 positions in the concatenated rows, shape
+        (found,), increasing.
     """
     keys, length, most = _keys(values), values.shape[1], max(1, int(wanted.max()))
     parted = keys.copy()
@@ -132,7 +133,7 @@ def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Te
 
 
 def _keys(values: Tensor) -> NDArray[Any]:
-    """Magnitudes as integers, in new memory."""
+    """Returns the magnitudes as integers, in new memory."""
     bits = values.detach().view(_BITS[values.itemsize]).numpy()
     return bits & np.iinfo(bits.dtype).max
 
@@ -173,7 +174,7 @@ def runs_of(starts: Integers, stops: Integers) -> list[slice]:
 
 
 def in_rows(starts: Integers, stops: Integers) -> NDArray[np.bool_]:
-    """Whether each range is a row of a matrix according to ``runs_of``: bool, shape (r,)."""
+    """Returns whether each range is a row of a matrix, as defined by ``runs_of``: bool, shape (r,)."""
     found = np.zeros(starts.size, bool)
     for run in runs_of(starts, stops):
         found[run] = run.stop - run.start > 1
@@ -232,7 +233,7 @@ class ListingRanges(NamedTuple):
     Attributes:
         starts: Starts of the ranges, shape (r,), increasing; ranges do not overlap.
         stops: Ends of the ranges, shape (r,).
-        bounds: CPU tensor of shape (r,) in the vector's dtype: least magnitudes to list, above 0.
+        bounds: CPU tensor of shape (r,) in the vector's dtype: smallest magnitudes to list, above 0.
         capacities: Maximum number of listed entries per range, shape (r,); a list with more is dropped.
     """
 
@@ -249,7 +250,7 @@ class ListingRanges(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """The largest entries of some ranges.
+    """Positions of the largest entries of some ranges, and statistics of the search.
 
     Attributes:
         parts: int64 array of shape (r, 3): the ranges, and the number of entries wanted from each.
@@ -273,8 +274,8 @@ class Finder(ABC):
 
         Args:
             values: Vector of shape (n,), modified in place.
-            gradient: Gradient of shape (n,), or ``None``.
-            ranges: Ranges to list; earlier lists are dropped.
+            gradient: Gradient of shape (n,), or ``None`` if there is nothing to add.
+            ranges: Ranges whose entries are listed; earlier lists are dropped.
             clear: Whether to set the gradient to zero.
 
         Returns:
@@ -288,7 +289,7 @@ class Finder(ABC):
         Args:
             values: Vector of shape (n,), unchanged since ``add`` except for the touched entries.
             parts: At least one range, with k from 0 to the range's length.
-            touched: int64 positions that may have changed since, shape (m,) each, increasing.
+            touched: int64 positions of entries that may have changed since ``add``, shape (m,) each, increasing.
         """
 
     def reaching(
@@ -299,8 +300,8 @@ class Finder(ABC):
         Args:
             values: Vector of shape (n,), as for ``largest``.
             part: Range to search; its k is ignored.
-            bound: Least magnitude of the entries.
-            most: Maximum number of entries.
+            bound: Smallest magnitude of the entries to find.
+            most: Maximum number of entries to return.
             touched: Changed positions as for ``largest``: int64, shape (m,) each.
 
         Returns:
@@ -360,7 +361,7 @@ class PortableFinder(Finder):
         return found if found.numel() <= most else None
 
     def listed(self, start: int, stop: int) -> Tensor:
-        """Listed positions of the range from ``start`` to ``stop``: int64, shape (m,); KeyError without a list."""
+        """Returns the listed positions of the range [start, stop): int64, shape (m,); KeyError without a list."""
         return self._lists[start, stop][0]
 
     def _of_run(self, values: Tensor, run: Ranges, touched: Sequence[Tensor]) -> tuple[Tensor, Tensor, Integers]:
@@ -393,7 +394,7 @@ _LISTED_FROM = 1 << 26
 
 
 def is_direct(values: Tensor) -> bool:
-    """Whether all entries of ``values``, shape (n,), are compared on the device, so that the host never waits."""
+    """Returns whether all entries of ``values``, shape (n,), are compared on a GPU, without waiting for it."""
     return not host_reads(values) and values.numel() < _LISTED_FROM
 
 
@@ -412,7 +413,7 @@ def _largest_unread(values: Tensor, ranges: Ranges) -> Chosen:
 
 
 def _rows_unread(values: Tensor, ranges: Ranges) -> Tensor:
-    """Largest entries of the rows of a matrix; ties go to the lowest positions."""
+    """Returns the largest entries of the rows of a matrix; ties go to the lowest positions."""
     magnitude = values[ranges.start : ranges.start + ranges.length].view(len(ranges), -1).abs()
     wanted = ranges.columns[2]
     count = torch.from_numpy(wanted).to(values.device, non_blocking=True)[:, None]
@@ -566,7 +567,7 @@ def reaching(values: Tensor, start: int, stop: int, bound: float) -> Tensor:
         values: Vector of shape (n,).
         start: First position of the range.
         stop: Position after the last one of the range.
-        bound: Least magnitude of the entries.
+        bound: Smallest magnitude of the entries to find.
 
     Returns:
         int64 positions of shape (found,), increasing.
@@ -600,7 +601,7 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
 
 
 def finder_for(values: Tensor) -> Finder:
-    """Fastest finder for vectors like ``values``, shape (n,)."""
+    """Returns the fastest finder for vectors like ``values``, shape (n,)."""
     # Compiled addition of float16 needs processor support; the GPU kernel does not support it.
     half = values.dtype == torch.float16
     if compiled(values) and values.dtype in _KINDS:
@@ -617,7 +618,7 @@ def top_k(values: Tensor, k: int) -> Tensor:
 
     Args:
         values: Finite floating-point tensor of shape (n,).
-        k: Number of entries; at most 0 selects nothing, at least n selects everything.
+        k: Number of entries to select; at most 0 selects nothing, at least n selects everything.
 
     Returns:
         int64 positions of shape (min(max(k, 0), n),), strictly increasing.

@@ -65,7 +65,7 @@ def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
 
 
 def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor) -> float:
-    """Reverts changes, the last one first, except at the kept positions.
+    """Restores earlier entries, the last change first, except at the kept positions.
 
     Args:
         values: Vector of shape (n,), modified in place.
@@ -148,7 +148,7 @@ def _raw(values: Tensor) -> Any:
 
 
 def increasing(positions: Tensor) -> bool:
-    """Whether ``positions``, int64, shape (m,), are strictly increasing."""
+    """Returns whether ``positions``, int64, shape (m,), are strictly increasing."""
     return bool((positions[1:] > positions[:-1]).all())
 
 
@@ -171,7 +171,7 @@ def within(positions: Tensor, others: Tensor) -> Tensor:
 
 
 def is_within(positions: Tensor, others: Tensor) -> Tensor:
-    """Whether each position occurs among others, without reading a value on the host.
+    """Determines which positions occur among others, without reading a value on the host.
 
     Args:
         positions: int64 positions of shape (m,), in any order.
@@ -219,7 +219,7 @@ _COMPILED_TYPES = (torch.float32, torch.float64)
 
 @dataclass(frozen=True, slots=True)
 class SparseVector:
-    """A vector that stores only some of its entries.
+    """A vector that stores only some of its entries; all others are zero.
 
     Attributes:
         indices: int64 tensor of shape (count,), strictly increasing, in ``[0, length)``. Every operation keeps this
@@ -236,7 +236,7 @@ class SparseVector:
         return self.indices.numel()
 
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
-        """Splits into the ``k`` entries of largest magnitude (ties: lowest index) and the remaining ones."""
+        """Splits the vector into the ``k`` entries of largest magnitude (ties: lowest index) and the remaining ones."""
         if k >= len(self):
             return self, self.at(self.indices[:0])
         places = top_k(self.values, k)
@@ -244,7 +244,7 @@ class SparseVector:
         return SparseVector(kept, values, self.length), SparseVector(others, rest, self.length)
 
     def largest(self, k: int) -> SparseVector:
-        """The ``k`` entries of largest magnitude (ties: lowest index)."""
+        """Returns the ``k`` entries of largest magnitude (ties: lowest index)."""
         return self if k >= len(self) else self.at(top_k(self.values, k))
 
     def at(self, places: Tensor) -> SparseVector:
@@ -252,11 +252,11 @@ class SparseVector:
         return SparseVector(self.indices[places], self.values[places], self.length)
 
     def divided(self, divisor: float) -> SparseVector:
-        """Divides the vector by a number, ``divisor``."""
+        """Returns the vector divided by a number, ``divisor``."""
         return SparseVector(self.indices, self.values / divisor, self.length)
 
     def dense(self) -> Tensor:
-        """Converts to a dense vector, shape (length,)."""
+        """Converts the vector to a dense tensor, shape (length,)."""
         out = torch.zeros(self.length, dtype=self.values.dtype, device=self.values.device)
         out[self.indices] = self.values
         return out
@@ -314,7 +314,7 @@ def _merge(vectors: Sequence[SparseVector]) -> SparseVector:
 
 
 def merge_padded(vectors: Sequence[SparseVector]) -> SparseVector:
-    """Sums vectors like ``merge``, without reading the size of the union.
+    """Sums vectors like ``merge``, without reading the size of the union from a GPU.
 
     Args:
         vectors: Finite vectors of the same length, at least one, without repeated entries.

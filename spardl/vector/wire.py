@@ -41,7 +41,7 @@ _ROUNDS = 8
 
 
 class CoarseValues(NamedTuple):
-    """Encoding of values: limits of the chunks in the dtype of the values, followed by packed codes.
+    """Encoding of values with few bits: the limits of each chunk of 256 values, followed by packed codes.
 
     Attributes:
         bits: Bits per code (a sign and a level between the limits): 2, 4 or 8.
@@ -50,11 +50,11 @@ class CoarseValues(NamedTuple):
     bits: int
 
     def size(self, count: int, dtype: torch.dtype) -> int:
-        """Number of bytes that ``count`` values of type ``dtype`` occupy."""
+        """Returns the number of bytes that ``count`` values of type ``dtype`` occupy."""
         return 2 * _chunks(count) * dtype.itemsize + packed_bytes(count, self.bits)
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Rounds values to what the receiver decodes; encoding the result is lossless.
+        """Rounds values to those that the receiver decodes; encoding the result is lossless.
 
         If a chunk holds an infinity or a NaN, all of its values become NaN.
 
@@ -72,7 +72,7 @@ class CoarseValues(NamedTuple):
         return again
 
     def write(self, values: Tensor, capacity: int) -> Tensor:
-        """Encodes values.
+        """Encodes rounded values as bytes.
 
         Args:
             values: Tensor of shape (m,), m at most ``capacity``.
@@ -105,7 +105,7 @@ class CoarseValues(NamedTuple):
         return limits, unpack_codes(written[border:], self.bits, count)
 
     def values(self, limits: Tensor, codes: Tensor) -> Tensor:
-        """Decodes codes.
+        """Decodes values from limits and codes.
 
         Args:
             limits: Limits of the chunks, shape (chunks, 2).
@@ -146,7 +146,7 @@ def _chunks(count: int) -> int:
 
 
 def _rows(values: Tensor) -> Tensor:
-    """Copies values, shape (m,), into rows of one chunk each; pads the last row with the last value."""
+    """Copies values into rows of one chunk each; pads the last row with the last value."""
     missing = -values.numel() % CHUNK
     return torch.cat((values, values[-1:].expand(missing))).view(-1, CHUNK) if values.numel() else values.view(0, CHUNK)
 
@@ -163,11 +163,11 @@ class Form(Protocol):
 
     @abstractmethod
     def size(self, slot: Slot) -> int:
-        """Size in bytes of a message for ``slot``."""
+        """Returns the size of a message for ``slot`` in bytes."""
 
     @abstractmethod
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
-        """Encodes a vector.
+        """Encodes a sparse vector as a message.
 
         Args:
             vector: Sparse vector that fits the slot, with values rounded by ``Wire.rounded``.
@@ -187,7 +187,7 @@ class Form(Protocol):
         Args:
             messages: uint8 tensor of shape (bytes,) with the messages of the slots in order.
             slots: Spaces of the vectors, at least one.
-            full: Whether the sender has filled every slot; see ``unpack_all``.
+            full: Whether every vector has as many entries as its slot allows; see ``unpack_all``.
 
         Returns:
             The concatenated blocks, in new memory.
@@ -201,9 +201,9 @@ class Typed(NamedTuple):
     """Format with one floating-point number per value.
 
     Attributes:
-        own: Dtype in memory.
-        sent: Dtype on the wire.
-        step: The number of low bits per index is a multiple of it (see ``Slot``).
+        own: Dtype of the values in memory.
+        sent: Dtype of the values in messages.
+        step: Granularity of the low part of indices, a number of bits (see ``Slot``).
     """
 
     own: torch.dtype
@@ -211,7 +211,7 @@ class Typed(NamedTuple):
     step: int = NIBBLE
 
     def size(self, slot: Slot) -> int:
-        """Size in bytes of a message for ``slot``."""
+        """Returns the size of a message for ``slot`` in bytes."""
         return message_bytes(slot._replace(step=self.step), self.sent)
 
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
@@ -228,9 +228,9 @@ class Coarse(NamedTuple):
     """Format with a few bits per value and limits for each chunk of a message.
 
     Attributes:
-        own: Dtype in memory, and of the limits.
+        own: Dtype of the values in memory, and of the limits.
         values: Encoding of the values.
-        step: The number of low bits per index is a multiple of it (see ``Slot``).
+        step: Granularity of the low part of indices, a number of bits (see ``Slot``).
     """
 
     own: torch.dtype
@@ -238,7 +238,7 @@ class Coarse(NamedTuple):
     step: int = NIBBLE
 
     def size(self, slot: Slot) -> int:
-        """Size in bytes of a message for ``slot``."""
+        """Returns the size of a message for ``slot`` in bytes."""
         return self.values.size(slot.capacity, self.own) + index_bytes(slot._replace(step=self.step))
 
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
@@ -275,13 +275,13 @@ COARSE: Mapping[str, CoarseValues] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Wire:
-    """Precision of the values on the wire.
+    """Number format of the values in sparse messages.
 
     Args:
-        values: ``exact`` (the gradient's dtype), ``float32``, ``bfloat16`` or ``float16``, never wider than the
-            gradient's dtype; or ``int8``, ``int4``, ``int2``: a sign, and a level between the smallest and the
-            largest magnitude of 256 values, for communicators that send rounded values unchanged (``allgather``,
-            ``spardl``, ``gtopk``).
+        values: Name of the format: ``exact`` (the gradient's dtype), ``float32``, ``bfloat16`` or ``float16``, never
+            wider than the gradient's dtype; or ``int8``, ``int4``, ``int2``: a sign, and a level between the smallest
+            and the largest magnitude of 256 values, for communicators that send rounded values unchanged
+            (``allgather``, ``spardl``, ``gtopk``).
 
     Raises:
         ConfigError: If ``values`` is another name.
@@ -294,24 +294,24 @@ class Wire:
 
     @property
     def coarse(self) -> bool:
-        """Whether values share limits with other values of their message."""
+        """Whether values are quantized between limits that they share with other values of their message."""
         return self.values in COARSE
 
     def dtype(self, own: torch.dtype) -> torch.dtype:
-        """Wire dtype of a single value that has type ``own`` in memory."""
+        """Returns the dtype in messages of a value that has type ``own`` in memory."""
         wanted = TYPES.get(self.values)
         return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
 
     def rounds(self, own: torch.dtype) -> bool:
-        """Whether values of type ``own`` are rounded on the wire."""
+        """Returns whether values of type ``own`` are rounded before they are sent."""
         return self.coarse or self.dtype(own) != own
 
     def form(self, own: torch.dtype, step: int = NIBBLE) -> Form:
-        """Message format for values of type ``own``; ``step``: granularity of the low bits per index (see ``Slot``)."""
+        """Returns the message format for values of type ``own``; ``step``: granularity of indices (see ``Slot``)."""
         return Coarse(own, COARSE[self.values], step) if self.coarse else Typed(own, self.dtype(own), step)
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Rounds values to what the receiver decodes, in their own dtype.
+        """Rounds values to those that the receiver decodes, in their own dtype.
 
         Rounds to nearest, ties to even. A finite value that would overflow becomes the largest finite number.
         Infinities and NaNs are kept, except for ``int8`` and below, where all 256 values of the chunk become NaN.

@@ -1,4 +1,4 @@
-"""The rank, world size, address and device of a worker, from the environment that torchrun or srun sets."""
+"""Finds the rank, world size, address and device of a worker, from variables that torchrun or srun sets."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _QUEUE = 4096
 
 
 def address_of(interface: str) -> str | None:
-    """IPv4 address of a network interface; ``None`` if the interface is missing or has no address."""
+    """Returns the IPv4 address of a network interface; ``None`` if the interface is missing or has no address."""
     # An ioctl needs any open socket; this one sends nothing.
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         try:
@@ -54,10 +54,10 @@ def listen(address: str, port: int) -> socket.socket:
 
     Args:
         address: IPv4 or IPv6 address of this machine.
-        port: port to listen on; 0 for any free port.
+        port: Port to listen on; 0 for any free port.
 
     Raises:
-        OSError: if the port is in use, or the address does not belong to this machine.
+        OSError: If the port is in use, or the address does not belong to this machine.
     """
     listener = socket.socket(socket.AF_INET6 if ":" in address else socket.AF_INET, socket.SOCK_STREAM)
     try:
@@ -74,16 +74,16 @@ def listen_as(host: str, port: int, *, alone: bool) -> socket.socket | None:
     """Opens a socket that listens on the address to which other processes resolve a host name of this machine.
 
     Args:
-        host: host name or address that the other processes connect to.
-        port: port to listen on; 0 for any free port.
-        alone: whether all other processes run on this machine. If not, loopback addresses are skipped, because they
+        host: Host name or address that the other processes connect to.
+        port: Port to listen on; 0 for any free port.
+        alone: Whether all other processes run on this machine. If not, loopback addresses are skipped, because they
             mean a different machine elsewhere.
 
     Returns:
         The socket, or ``None`` if ``host`` resolves to no address of this machine, as behind address translation.
 
     Raises:
-        OSError: if the port is in use, or the name does not resolve.
+        OSError: If the port is in use, or the name does not resolve.
     """
     for address in dict.fromkeys(str(found[4][0]) for found in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)):
         if not (alone or address == host) and ipaddress.ip_address(address.partition("%")[0]).is_loopback:
@@ -104,13 +104,13 @@ def pick_device(wanted: str, local_rank: int, local_size: int, option: str = "cl
     """Selects the device of a worker. Call it in the worker's process only, because CUDA does not survive a fork.
 
     Args:
-        wanted: device to use: cpu, cuda, or auto.
-        local_rank: rank of the worker on this machine.
-        local_size: number of workers that share the GPUs of this machine.
-        option: name of the option, for error messages.
+        wanted: Device to use: cpu, cuda, or auto.
+        local_rank: Rank of the worker on this machine.
+        local_size: Number of workers that share the GPUs of this machine.
+        option: Name of the option, for error messages.
 
     Raises:
-        ConfigError: if there are fewer GPUs than requested.
+        ConfigError: If there are fewer GPUs than requested.
     """
     count = count_gpus(wanted, local_size, option)
     if count < local_size:
@@ -121,15 +121,15 @@ def pick_device(wanted: str, local_rank: int, local_size: int, option: str = "cl
 
 
 def count_gpus(wanted: str, sharing: int, option: str = "cluster.device") -> int:
-    """Number of GPUs available to the workers of this machine.
+    """Returns the number of GPUs available to the workers of this machine.
 
     Args:
-        wanted: device to use: cpu, cuda, or auto.
-        sharing: number of workers of this machine that need a GPU.
-        option: name of the option, for error messages.
+        wanted: Device to use: cpu, cuda, or auto.
+        sharing: Number of workers of this machine that need a GPU.
+        option: Name of the option, for error messages.
 
     Raises:
-        ConfigError: if there are fewer GPUs than requested.
+        ConfigError: If there are fewer GPUs than requested.
     """
     if wanted == "cpu":
         return 0
@@ -143,17 +143,17 @@ def count_gpus(wanted: str, sharing: int, option: str = "cluster.device") -> int
 
 
 class Membership(NamedTuple):
-    """The place of this process among the workers, and the address of rank 0.
+    """Rank of this process among the workers, and address of rank 0.
 
     Attributes:
-        rank: rank of this process.
-        size: number of workers (world size).
-        local_rank: rank of this process on its machine.
-        local_size: number of workers that share the GPUs of this machine.
-        host: host name or address of rank 0.
-        port: port on which rank 0 listens.
-        served: whether the agent of torchrun, rather than rank 0, holds the store there.
-        alone: whether all workers are known to run on this machine.
+        rank: Rank of this process.
+        size: Number of workers (world size).
+        local_rank: Rank of this process on its machine.
+        local_size: Number of workers that share the GPUs of this machine.
+        host: Host name or address of rank 0.
+        port: Port on which rank 0 listens.
+        served: Whether the agent of torchrun, rather than rank 0, runs the key-value store at this address.
+        alone: Whether all workers are known to run on this machine.
     """
 
     rank: int
@@ -170,7 +170,7 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
     """Reads the variables that torchrun or srun set; returns ``None`` if neither started this process.
 
     Raises:
-        ConfigError: if a rank, a number of workers or a port is invalid.
+        ConfigError: If a rank, a number of workers or a port is invalid.
     """
     if "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environment):
         size = _number(environment, "WORLD_SIZE", least=1)
@@ -214,12 +214,12 @@ def _number(
 
 
 def leads(environment: Mapping[str, str]) -> bool:
-    """Whether this process acts for all workers: it runs alone, or is the first one."""
+    """Returns whether this process acts for all workers: it is rank 0, or the only one."""
     return environment.get("RANK" if "RANK" in environment else "SLURM_PROCID", "0") == "0"
 
 
 def find_secret(environment: Mapping[str, str]) -> str:
-    """A value that only the workers of one run know, so that two runs on one port do not mix.
+    """Returns a value that only the workers of one run know, so that runs that share a port are not confused.
 
     This is ``SPARDL_SECRET`` if set, as by ``slurm/step.sh``. Otherwise it is the run's name in Slurm or torchrun,
     which is not confidential but differs between runs.
@@ -230,7 +230,7 @@ def find_secret(environment: Mapping[str, str]) -> str:
 
 
 def restart_warning(environment: Mapping[str, str], *, resumes: bool) -> str | None:
-    """A warning if torchrun may restart the workers but the training would start from the beginning."""
+    """Returns a warning if torchrun may restart the workers but training would then start from the beginning."""
     if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0 or resumes:
         return None
     return (
@@ -240,7 +240,7 @@ def restart_warning(environment: Mapping[str, str], *, resumes: bool) -> str | N
 
 
 def _first_host(nodes: str) -> str:
-    """First node of a job, by a name or an address that this machine can resolve."""
+    """Returns the first node of a job, as a name or address that this machine can resolve."""
     names = _scontrol("show", "hostnames", nodes).split()
     if not names:
         raise ConfigError(f"scontrol lists no hosts for {nodes}; set MASTER_ADDR to the host of rank 0")

@@ -1,6 +1,6 @@
-"""Worker processes of this machine: forked, watched, and stopped together.
+"""Starts worker processes on this machine, watches them, and stops them together.
 
-They are forked after all imports, which takes milliseconds; a fresh interpreter needs a second to import torch.
+Processes are forked after all imports, which takes milliseconds; a new interpreter would need a second to import torch.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def handling_signals(
     """Handles stop signals inside the ``with`` block; call it in the main thread.
 
     Args:
-        ask: requests the stop; returns whether it was already requested.
-        again: called on a repeated request, unless it follows the first one within a second.
-        signals: signals to handle. SIGHUP and SIGINT stay ignored if they are.
+        ask: Function that requests the stop; returns whether it was already requested.
+        again: Function that is called on a repeated request, unless it follows the first one within a second.
+        signals: Signals to handle. SIGHUP and SIGINT stay ignored if the process ignores them.
 
     Yields:
         The signals received so far, in order.
@@ -174,16 +174,16 @@ def run_processes(count: int, target: Target, folder: Path, *, stops: bool = Fal
     If one fails, the others get a few seconds to notice by themselves and are then killed.
 
     Args:
-        count: number of processes.
-        target: function to run; it reports the number of completed steps to ``heartbeat``.
-        folder: folder for the tracebacks of failed workers.
-        stops: whether the target handles stop signals; then this process forwards them, and a second signal ends the
+        count: Number of processes.
+        target: Function to run; it reports the number of completed steps to ``heartbeat``.
+        folder: Folder for the tracebacks of failed workers.
+        stops: Whether the target handles stop signals. If so, this process forwards them, and a second signal ends the
             workers at once. If this process dies, the workers receive a stop request.
 
     Raises:
-        ConfigError: if a worker rejects the configuration, or this machine cannot run that many processes.
-        StoppedError: if the workers stopped on request.
-        WorkerError: if a worker ended early; names its rank, its step and the reason.
+        ConfigError: If a worker rejects the configuration, or this machine cannot run that many processes.
+        StoppedError: If the workers stopped on request.
+        WorkerError: If a worker ended early; names its rank, its step and the reason.
     """
     steps = RawArray("q", count)
     lifeline, held = os.pipe()
@@ -252,11 +252,11 @@ def run_each(
     The processes are independent: a failure does not affect the others. All of them end with this process.
 
     Args:
-        count: number of processes.
-        target: function to run.
-        folder: folder for the tracebacks of failed processes.
-        at_once: number of processes that run at the same time.
-        ended: called with each number whose process has ended, and its error or ``None``.
+        count: Number of processes.
+        target: Function to run.
+        folder: Folder for the tracebacks of failed processes.
+        at_once: Largest number of processes that run at the same time.
+        ended: Callback that receives the number of a process that has ended, and its error or ``None``.
     """
     steps = RawArray("q", count)
     lifeline, held = os.pipe()
@@ -279,7 +279,7 @@ def run_each(
 
 
 def _close(child: _Child) -> SpardlError | None:
-    """Reads why an ended worker failed, if it did, and releases it."""
+    """Returns the error of an ended worker, if it failed, and releases its resources."""
     child.read_fault()
     fault = child.fault or (WorkerError(f"the process {_exit_reason(child)}") if child.process.exitcode else None)
     _end([child])
@@ -357,12 +357,12 @@ def exit_now(code: int) -> NoReturn:
 
 
 def fault_of(error: Exception, rank: int, folder: Path) -> SpardlError:
-    """The error that a worker reports: its own if it is a ``SpardlError``, otherwise one that names it.
+    """Returns the error that a worker reports: ``error`` if it is a ``SpardlError``, otherwise one that names it.
 
     Args:
-        error: error being handled; its traceback is written to a file.
-        rank: rank of the worker.
-        folder: folder of the run.
+        error: Error that the worker raised; its traceback is written to a file.
+        rank: Rank of the worker.
+        folder: Folder of the run.
     """
     path = folder / "errors" / f"rank-{rank}.txt"
     see = f" (see {path})"

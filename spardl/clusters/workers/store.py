@@ -26,15 +26,15 @@ _LONGEST = 32767
 
 
 def enable_keepalive(port: int, seconds: float) -> None:
-    """Makes the kernel close this process's connections to a port when the remote machine stops answering.
+    """Makes the kernel close this process's connections to a port if the remote machine stops answering.
 
     A wait for the store then fails instead of hanging. The timeouts of torch do not cover this: the store itself
     enforces them, and over a broken link no reply arrives, not even a timeout. A slow store is safe, because its
     machine still acknowledges packets.
 
     Args:
-        port: port of the store.
-        seconds: silence after which a connection ends, in seconds; at least 1.
+        port: Port of the store.
+        seconds: Time without an answer after which a connection is closed, in seconds; at least 1.
     """
     patience = min(max(1, round(seconds)), _LONGEST)
     every = max(1, patience // _PROBES)
@@ -53,7 +53,7 @@ def enable_keepalive(port: int, seconds: float) -> None:
 
 
 def _connections(port: int) -> Iterator[socket.socket]:
-    """This process's sockets that are connected to ``port``."""
+    """Yields the sockets of this process that are connected to ``port``."""
     # torch does not expose the sockets of a store, so all descriptors are searched.
     for path in [*Path("/dev/fd").iterdir()]:
         with _opened(int(path.name)) as one:
@@ -63,7 +63,7 @@ def _connections(port: int) -> Iterator[socket.socket]:
 
 @contextmanager
 def _opened(descriptor: int) -> Iterator[socket.socket | None]:
-    """A duplicate of a socket, or ``None`` if the descriptor is not a socket."""
+    """Yields a duplicate of a socket, or ``None`` if the descriptor is not a socket."""
     try:
         copy = os.dup(descriptor)
     except OSError:  # closed in the meantime
@@ -90,15 +90,15 @@ def hold_store(host: str, port: int, timeout: float, alone: bool, listener: sock
     """Opens a store that listens on the address that the other workers use, and on no other address if possible.
 
     Args:
-        host: host name or address of this machine, as the other workers know it.
-        port: port to listen on; 0 for any free port.
-        timeout: seconds that workers wait for one another.
-        alone: whether all workers run on this machine.
-        listener: socket that already listens; the store takes ownership.
+        host: Host name or address of this machine, as the other workers know it.
+        port: Port to listen on; 0 for any free port.
+        timeout: Time that workers wait for one another, in seconds.
+        alone: Whether all workers run on this machine.
+        listener: Socket that already listens on the port, if any; the store takes ownership.
 
     Raises:
-        OSError: if the port is in use, or the name does not resolve.
-        RuntimeError: if the store cannot be opened for another reason.
+        OSError: If the port is in use, or the name does not resolve.
+        RuntimeError: If the store cannot be opened for another reason.
     """
     listener = listener or listen_as(host, port, alone=alone)
     if listener is None:

@@ -21,13 +21,13 @@ __all__ = ["Target", "recursive_doubling"]
 
 
 class Target(NamedTuple):
-    """A range of one worker's vector whose blocks are summed over workers.
+    """A range of the vector that is summed over workers; each worker contributes one sparse block (its entries there).
 
     Attributes:
-        accumulated: Vector of this worker.
+        accumulated: Vector of this worker (gradient plus residual).
         start: First position of the range.
-        slot: Length of the range, and the most entries of a sum.
-        full: Whether every block fills the slot.
+        slot: Length of the range, and the maximum number of entries in a sum.
+        full: Whether every block has this maximum number of entries.
     """
 
     accumulated: Accumulator
@@ -37,15 +37,16 @@ class Target(NamedTuple):
 
     @property
     def transport(self) -> BlockExchange:
-        """Transport of the blocks."""
+        """Sends and receives the blocks."""
         return BlockExchange.of(self.accumulated, full=self.full)
 
     def add_up(self, blocks: Sequence[SparseVector], holders: int) -> SparseVector:
-        """Sums blocks and keeps the largest entries; the vector takes this worker's share of the other entries.
+        """Sums blocks and keeps the largest entries; this worker's share of the other entries is added to its vector.
 
         Args:
-            blocks: Two blocks, each of the length of the range.
-            holders: Number of workers that compute the same sum. Dividing by a power of two is exact.
+            blocks: Two blocks, both of the length of the range.
+            holders: Number of workers that compute the same sum and share its dropped entries; a power of two, so that
+                the division is exact.
         """
         if self.full and not host_reads(blocks[0].values):
             kept, dropped = top_padded(merge_padded(blocks), self.slot.capacity)
@@ -62,7 +63,7 @@ def recursive_doubling(team: Team, own: SparseVector, target: Target) -> Program
 
     Args:
         team: Members in a fixed order; a power of two.
-        own: Block of this member; fits the slot of the target.
+        own: Block of this member; fits the slot of ``target``.
         target: Range of the vector that holds the block.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Split and reduce, and the balancing of blocks, of sparse vectors.
+"""Two building blocks for sparse vectors: split and reduce, and the balancing of blocks.
 
 In split and reduce, every worker sends the entries of each region straight to the worker that owns the region.
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def equal_regions(length: int, count: int) -> list[int]:
-    """Borders of ``count`` regions of nearly equal length: ``count + 1`` positions from 0 to ``length``."""
+    """Returns the borders of ``count`` regions of nearly equal length: ``count + 1`` positions from 0 to ``length``."""
     return [region * length // count for region in range(count + 1)]
 
 
@@ -46,7 +46,7 @@ def split_and_reduce(
         own: Entries of this member.
         borders: Region i is ``[borders[i], borders[i + 1])`` and belongs to the member at position i.
         bucket: Number of peers that a member sends to in one round.
-        transport: Transport of sparse vectors.
+        transport: Sends and receives sparse vectors.
 
     Returns:
         The sum of all members' entries in this member's region, added in the order of members, with indices relative to
@@ -69,14 +69,14 @@ def split_and_reduce(
 
 
 def split_cost(workers: int, entries: int, bucket: int) -> Cost:
-    """Cost of ``split_and_reduce`` for a worker with at most ``entries`` entries."""
+    """Returns the cost of ``split_and_reduce`` for a worker with at most ``entries`` entries."""
     counts = swap_words(workers)
     rounds = log2_ceil(workers) + -(-(workers - 1) // bucket)
     return Cost(Bounds.exactly(rounds), Bounds(counts, counts + 2 * entries * (workers > 1)))
 
 
 def swap_words(workers: int) -> int:
-    """Number of words that a member sends in ``swap_counts``."""
+    """Returns the number of words that a member sends in ``swap_counts``."""
     # A number with distance d to its receiver is sent once per set bit of d.
     return sum(distance.bit_count() for distance in range(workers))
 
@@ -112,11 +112,11 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
 
     Args:
         team: Members in a fixed order.
-        counts: Number for each member, by position in the team.
+        counts: Number to send to each member, by position in the team.
         device: Device of the messages.
 
     Returns:
-        The number that each member, by position, had for this one.
+        The numbers that the members, by position, sent to this one.
     """
     held = torch.tensor([counts[team.at(offset)] for offset in range(team.size)], dtype=torch.int64, device=device)
     distances = torch.arange(team.size, device=device)
@@ -144,10 +144,11 @@ def balance(team: Team, own: SparseVector, counts: Sequence[int], transport: Blo
         team: Members in a fixed order.
         own: Entries of this member; all its indices are above those of the members before it.
         counts: Number of entries of each member, by position.
-        transport: Transport of sparse vectors.
+        transport: Sends and receives sparse vectors.
 
     Returns:
-        This member's new block, of the same length as ``own``; block sizes differ by at most one entry.
+        This member's new block, of the same length as ``own``; the numbers of entries of all blocks differ by at most
+        one.
     """
     yield Phase.PACK
     # Borders of the old and of the new blocks, in entries counted over all members.
@@ -181,7 +182,7 @@ def joined(vectors: Sequence[SparseVector]) -> SparseVector:
 
 
 def _overlap(held: Sequence[int], source: int, wanted: Sequence[int], target: int) -> tuple[int, int]:
-    """Range of the entries that move from ``source`` to ``target``, counted over all members."""
+    """Returns the range of entries, numbered over all members, that move from ``source`` to ``target``."""
     low = max(held[source], wanted[target])
     return low, max(low, min(held[source + 1], wanted[target + 1]))
 

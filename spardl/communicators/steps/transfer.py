@@ -30,7 +30,7 @@ Use: TypeAlias = Callable[[int, Tensor], None]
 
 
 def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int]) -> Program[list[Tensor]]:
-    """Gathers the items of all members.
+    """Gathers one tensor (item) of each member at all members.
 
     Args:
         team: Members in a fixed order.
@@ -49,7 +49,7 @@ def all_gather(team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[i
 def all_gather_around(
     team: Team, item: Tensor, sizes: Sequence[int], words: Sequence[int], use: Use | None = None
 ) -> Program[Tensor]:
-    """Gathers the items of all members into one tensor that starts with the item of this member.
+    """Gathers the tensors (items) of all members into one tensor that starts with the item of this member.
 
     Args:
         team: Members in a fixed order.
@@ -112,11 +112,11 @@ def _sums_of_two(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class BlockExchange(NamedTuple):
-    """Transport of sparse vectors.
+    """Sends and receives sparse vectors.
 
     Attributes:
         form: Format of the messages.
-        full: Whether every vector fills its slot.
+        full: Whether every vector has as many entries as its slot allows.
     """
 
     form: Form
@@ -124,7 +124,7 @@ class BlockExchange(NamedTuple):
 
     @classmethod
     def of(cls, accumulated: Accumulator, *, full: bool = False) -> BlockExchange:
-        """Transport for entries taken from a worker's vector, ``accumulated``; ``full``: whether they fill slots."""
+        """Makes the exchange for entries of a worker's vector, ``accumulated``; ``full``: whether they fill slots."""
         return cls(accumulated.form, full)
 
     def send(self, to: int, vector: SparseVector, slot: Slot) -> Send:
@@ -133,7 +133,7 @@ class BlockExchange(NamedTuple):
         Args:
             to: Rank of the receiver.
             vector: Vector that fits the slot, with values that are already rounded, see ``Wire.rounded``.
-            slot: Size of the message, which the receiver must know.
+            slot: Length and maximum number of entries of the vector, which the receiver must know.
 
         Returns:
             The message, for an ``Exchange``.
@@ -141,7 +141,7 @@ class BlockExchange(NamedTuple):
         return Send(to, self.form.pack(vector, slot), message_words(slot))
 
     def receive(self, source: int, slot: Slot) -> Receive:
-        """Expects a message that rank ``source`` sends with an equal ``slot``."""
+        """Returns the request for a message that rank ``source`` sends with an equal ``slot``."""
         return Receive(source, self.form.size(slot), torch.uint8)
 
     def open(self, message: Tensor, slot: Slot) -> SparseVector:
@@ -152,7 +152,7 @@ class BlockExchange(NamedTuple):
             slot: Slot of the message.
 
         Returns:
-            The vector, with values of the type in memory.
+            The vector, with values in their dtype in memory.
         """
         return self.form.open(message, [slot], full=self.full)
 
@@ -162,9 +162,9 @@ class BlockExchange(NamedTuple):
         Args:
             to: Rank of the receiver.
             vector: Vector to send.
-            slot: Slot of the sent message.
+            slot: Length and maximum number of entries of the sent vector.
             source: Rank of the sender of the received vector.
-            coming: Slot of the received message.
+            coming: Length and maximum number of entries of the received vector.
 
         Returns:
             The received vector.
@@ -220,7 +220,7 @@ class BlockExchange(NamedTuple):
         return self.form.pack(block, slots[position]), *_sizes(self.form, tuple(slots))
 
     def slots_of(self, team: Team, block: SparseVector, lengths: Sequence[int]) -> Program[list[Slot]]:
-        """Gathers the number of entries of each member's block, as slots for an all-gather.
+        """Gathers the number of entries of each member's block, and makes slots of these sizes for an all-gather.
 
         Args:
             team: Members in a fixed order.

@@ -15,7 +15,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 
 def network_option(command: F) -> F:
-    """Adds the option ``--network``, also ``--bandwidth``; parse its value with ``parse_network``."""
+    """Adds the option ``--network`` (or ``--bandwidth``) to a command, which parses it with ``parse_network``."""
     return click.option(
         "--network",
         "--bandwidth",
@@ -27,7 +27,7 @@ def network_option(command: F) -> F:
 
 
 def workers_option(command: F) -> F:
-    """Adds the option ``--workers``, the size of the cluster to predict."""
+    """Adds the option ``--workers``, the number of workers to predict for, to a command."""
     return click.option(
         "--workers", type=click.IntRange(min=1), default=8, show_default=True, help="Number of workers."
     )(command)

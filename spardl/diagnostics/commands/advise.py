@@ -64,12 +64,12 @@ def _warn_if_busy() -> None:
 
 
 def with_progress(compressing: Compressing, count: int, clock: Callable[[], float] = time.perf_counter) -> Compressing:
-    """Prints the progress of the measurements to stderr.
+    """Returns a function like ``compressing`` that also prints the progress of the measurements to stderr.
 
     Args:
-        compressing: function that measures a method.
-        count: number of measurements, one for each method and set of options.
-        clock: clock in seconds.
+        compressing: Function that measures the time of compression of a method.
+        count: Number of measurements, one for each method and set of options.
+        clock: Function that returns the time in seconds.
     """
     done = 0
     click.echo(

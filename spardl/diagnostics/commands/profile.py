@@ -1,4 +1,4 @@
-"""``spardl profile``: measures how long the layers of a model take."""
+"""``spardl profile``: measures the computation times of the layers of a model."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ CLASSES = 1000
 
 
 class Job(NamedTuple):
-    """A model to profile.
+    """A model to profile, with its input and loss function.
 
     Attributes:
-        model: model on the CPU, with new weights.
-        data: named tensors, or other inputs of the model, on the CPU.
-        loss: function of the model and the data that returns a scalar on the model's device.
-        examples: number of examples in the data; ``None`` for the requested batch size.
+        model: Model on the CPU, with new weights.
+        data: Inputs of the model on the CPU, such as named tensors of any shape.
+        loss: Function of the model and the data that returns a scalar on the model's device.
+        examples: Number of examples in the data; ``None`` for the requested batch size.
     """
 
     model: nn.Module
@@ -48,7 +48,7 @@ class Job(NamedTuple):
 
 
 class Sizes(Protocol):
-    """The sizes that a source receives."""
+    """Sizes of the inputs that a model library (source) creates."""
 
     @property
     def batch(self) -> int:
@@ -87,15 +87,15 @@ SOURCES: Mapping[str, Source] = MappingProxyType({"torchvision": from_torchvisio
 
 
 def make_job(model: str, sizes: Sizes, sources: Mapping[str, Source]) -> Job:
-    """Creates the job that the command line names.
+    """Creates the job for the model that the command line names.
 
     Args:
-        model: ``SOURCE:NAME``, or ``package.module:function``.
-        sizes: sizes of the batch.
-        sources: libraries by prefix.
+        model: Name of the model: ``SOURCE:NAME``, or ``package.module:function``.
+        sizes: Sizes of the inputs.
+        sources: Model libraries, by the prefix SOURCE.
 
     Raises:
-        ConfigError: if the model does not exist, or a library is missing.
+        ConfigError: If the model does not exist, or a library is missing.
     """
     source, _, name = model.partition(":")
     if not name:
@@ -115,11 +115,11 @@ def from_function(place: str) -> Job:
     arguments, runs a forward pass on the device of the model's parameters, and returns the loss.
 
     Args:
-        place: ``package.module:function``, importable from the working directory or installed.
+        place: Function as ``package.module:function``, importable from the working directory or installed.
 
     Raises:
-        ConfigError: if the function is missing, fails, or returns something else.
-        ImportError: if a package that it imports is missing.
+        ConfigError: If the function is missing, raises an error, or returns something else.
+        ImportError: If a package that it imports is missing.
     """
     function = _found(place)
     try:
@@ -183,7 +183,7 @@ def _loss(output: Any) -> Tensor:
 
 
 def _tensors(value: Any) -> list[Tensor]:
-    """All tensors in nested tuples, lists and mappings."""
+    """Returns all tensors in nested tuples, lists and mappings."""
     if isinstance(value, Tensor):
         return [value]
     parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, tuple | list) else ()
@@ -247,7 +247,7 @@ class _Options:
         """Checks the combination of options.
 
         Raises:
-            ConfigError: if the options are invalid.
+            ConfigError: If the options are invalid.
         """
         if self.cpu_seconds and (self.device != "cpu" or self.threads != 1):
             raise ConfigError(
@@ -287,10 +287,10 @@ def _moved(value: Any, device: str) -> Any:
 
 
 def profile_command(sources: Mapping[str, Source]) -> click.Command:
-    """Builds the command for a set of model libraries.
+    """Builds the command ``profile`` for a set of model libraries.
 
     Args:
-        sources: libraries by the prefix in front of the colon.
+        sources: Model libraries, by the prefix in front of the colon.
     """
     libraries = ", ".join(f"{name}:NAME" for name in sources)
 

@@ -62,16 +62,16 @@ EDGE_SHARE = 0.004
 
 
 def draw(timelines: Sequence[tuple[str, Timeline]], path: Path, title: str) -> None:
-    """Draws one period of each schedule, one below the other.
+    """Draws one training step of each schedule, one below the other.
 
     Args:
-        timelines: name and timeline of each schedule.
-        path: picture to write; its suffix selects the format (.png, .svg, .pdf).
-        title: title of the picture.
+        timelines: Name and timeline of each schedule.
+        path: File to write; its suffix selects the format (.png, .svg, .pdf).
+        title: Title of the picture.
 
     Raises:
-        ConfigError: if there are no timelines, the format is not supported, or matplotlib is missing.
-        OSError: if the file cannot be written.
+        ConfigError: If there are no timelines, the format is not supported, or matplotlib is missing.
+        OSError: If the file cannot be written.
     """
     try:
         # Imported here, because only pictures need it.
@@ -136,7 +136,7 @@ def parse_names(text: str, known: Sequence[str], option: str) -> list[str]:
     """Splits a comma-separated list of names.
 
     Raises:
-        ConfigError: if a name is unknown.
+        ConfigError: If a name is unknown.
     """
     names = text.split(",")
     unknown = [name for name in names if name not in known]
@@ -162,7 +162,7 @@ class _Prediction(NamedTuple):
 def _predict(
     path: str, profile: Profile, costs: Mapping[str, MethodCosts], schedules: Sequence[str]
 ) -> tuple[str, list[_Prediction]]:
-    """The table of a profile, and its predictions."""
+    """Returns the table of a profile, and its predictions."""
     rows, predictions = [["method", *schedules]], list[_Prediction]()
     for method, cost in costs.items():
         found = [(name, SCHEDULES[name](profile, cost)) for name in schedules]
@@ -193,12 +193,12 @@ def _draw(path: Path, predictions: Sequence[_Prediction], profiles: Sequence[str
 def timeline_command(
     known: Sequence[str], make: Callable[[Sequence[str]], Mapping[str, Method]], methods: str
 ) -> click.Command:
-    """Builds the command for a set of methods.
+    """Builds the command ``timeline`` for a set of methods.
 
     Args:
-        known: names of the methods.
-        make: creates the methods with the given names.
-        methods: description of the names, for the help text.
+        known: Names of the methods that users can choose.
+        make: Function that creates the methods with given names.
+        methods: Description of the names, for the help text.
     """
     path = click.Path(path_type=Path, dir_okay=False)
 

@@ -1,4 +1,4 @@
-"""Findings of the checks, facts about this machine, and a store-based message board for workers."""
+"""Reports of the doctor's checks, facts about this machine, and an exchange of data between workers."""
 
 from __future__ import annotations
 
@@ -57,8 +57,8 @@ class Findings:
     """Prints the results of the checks and counts the failures.
 
     Attributes:
-        prints: whether this process prints; only one process does.
-        failures: number of failed checks.
+        prints: Whether this process prints results; one process of all workers does.
+        failures: Number of failed checks.
     """
 
     prints: bool
@@ -69,15 +69,15 @@ class Findings:
         self.report(Verdict.OK, text)
 
     def warn(self, text: str) -> None:
-        """Reports a problem that does not prevent training: what, where, and the fix."""
+        """Reports a problem that does not prevent training; ``text`` states what is wrong, where, and how to fix it."""
         self.report(Verdict.WARNING, text)
 
     def fail(self, text: str) -> None:
-        """Reports a failure: what, where, and the fix."""
+        """Reports a failed check; ``text`` states what is wrong, where, and how to fix it."""
         self.report(Verdict.FAILED, text)
 
     def judge(self, good: bool, text: str, fix: str) -> None:
-        """Reports a pass or a failure."""
+        """Reports a passed check if ``good``, otherwise a failed one with the ``fix``."""
         if good:
             self.ok(text)
         else:
@@ -111,12 +111,12 @@ _FAST = "fast"
 
 
 def versions() -> dict[str, str]:
-    """Versions that must be equal on all hosts, by name."""
+    """Returns the versions that must be equal on all hosts, by name of the package."""
     return {"python": platform.python_version(), "torch": torch.__version__, "spardl": __version__}
 
 
 def check_versions(findings: Findings) -> None:
-    """Reports the versions, and whether compiled kernels are enabled."""
+    """Reports the versions of packages, and whether compiled kernels are enabled."""
     named = {**versions(), **{name: found for name in ("numpy", "numba") if (found := installed(name))}}
     findings.ok(f"installation: {', '.join(f'{name} {version}' for name, version in named.items())}, {_gpus()}")
     if os.environ.get("SPARDL_KERNELS") == "portable":
@@ -130,12 +130,12 @@ def _gpus() -> str:
 
 
 def nccl_version() -> str | None:
-    """Version of NCCL, or ``None`` if torch has none."""
+    """Returns the version of NCCL, or ``None`` if torch has no NCCL."""
     return ".".join(map(str, torch.cuda.nccl.version())) if dist.is_nccl_available() else None
 
 
 def check_extras(findings: Findings) -> None:
-    """Reports the installed extras, and how to install the others."""
+    """Reports which optional packages (extras) are installed, and how to install the others."""
     try:
         wanted = metadata.requires("spardl") or []
     except metadata.PackageNotFoundError:
@@ -160,7 +160,7 @@ def check_extras(findings: Findings) -> None:
 
 
 def installed(name: str) -> str | None:
-    """Version of an installed package, or ``None``."""
+    """Returns the version of an installed package, or ``None``."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -168,15 +168,15 @@ def installed(name: str) -> str | None:
 
 
 def interfaces() -> list[str]:
-    """Network interfaces of this machine, with the loopback interface last."""
+    """Returns the network interfaces of this machine, with the loopback interface last."""
     return sorted((name for _, name in socket.if_nameindex()), key=lambda name: (name == "lo", name))
 
 
 def own_address(backend: str) -> tuple[str | None, str]:
-    """The address at which other workers can reach this process, and its origin.
+    """Returns the address at which other workers can reach this process, and where it comes from.
 
     Args:
-        backend: gloo or nccl.
+        backend: Name of the backend: ``gloo`` or ``nccl``.
 
     Returns:
         The IPv4 address, or ``None``, and a description of where it comes from.
@@ -194,11 +194,11 @@ def own_address(backend: str) -> tuple[str | None, str]:
 
 
 def why_unreachable(backend: str, hosts: int) -> str | None:
-    """Fault of the address of this machine, and the fix; ``None`` if it has no fault.
+    """Explains why other machines cannot reach the address of this one, and the fix; ``None`` if they can.
 
     Args:
-        backend: gloo or nccl.
-        hosts: number of machines.
+        backend: Name of the backend: ``gloo`` or ``nccl``.
+        hosts: Number of machines.
     """
     address, source = own_address(backend)
     there = [name for name in interfaces() if address_of(name)]
@@ -213,12 +213,12 @@ def why_unreachable(backend: str, hosts: int) -> str | None:
 
 
 class Board:
-    """Messages between workers through a store, before a process group exists.
+    """Exchanges data between workers through a key-value store, before a process group exists.
 
     Args:
-        member: place of this process among the workers.
-        store: store that all workers share.
-        timeout: timeout of every wait, in seconds.
+        member: Rank of this process among the workers.
+        store: Key-value store that all workers share.
+        timeout: Timeout of every wait, in seconds.
     """
 
     def __init__(self, member: Membership, store: Any, timeout: float) -> None:
@@ -230,14 +230,14 @@ class Board:
         return [rank for rank in range(self.member.size) if rank != self.member.rank]
 
     def publish(self, topic: str, content: Any) -> None:
-        """Publishes plain data under a topic, once per topic."""
+        """Publishes plain data of this worker under a topic; call this once per topic."""
         self._asked(lambda: self.store.set(f"{topic}/{self.member.rank}", json.dumps(content)))
 
     def read(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
-        """Reads what workers published under a topic, by rank, as far as it arrives in time.
+        """Reads the data that workers published under a topic, by rank, as far as it arrives in time.
 
         Raises:
-            PeerError: if the store is lost, and with it worker 0.
+            PeerError: If the store is lost, and with it worker 0.
         """
         # One deadline for all ranks: several missing workers must not multiply the wait.
         until, found = time.monotonic() + seconds, {}
@@ -248,10 +248,10 @@ class Board:
         return found
 
     def read_leader(self, topic: str, seconds: float) -> Any:
-        """Reads what worker 0 published under a topic.
+        """Reads the data that worker 0 published under a topic.
 
         Raises:
-            PeerError: if nothing arrives in time.
+            PeerError: If nothing arrives in time.
         """
         found = self.read(topic, [0], seconds)
         if not found:
@@ -278,10 +278,10 @@ class Board:
 
 
 def join_store(member: Membership, timeout: float) -> Any:
-    """Opens or joins the store of workers that torchrun or srun started.
+    """Opens or joins the key-value store of workers that torchrun or srun started.
 
     Raises:
-        PeerError: if the store cannot be reached or opened.
+        PeerError: If the store cannot be reached or opened.
     """
     where = f"{member.host}:{member.port}"
     me = f"worker {member.rank} on {socket.gethostname()}"

@@ -1,6 +1,7 @@
-"""Correctness of synchronizations on this cluster, by the laws that every method must satisfy.
+"""Checks that synchronizations on this cluster satisfy the laws that hold for every method.
 
-All replicas are bitwise equal, and no part of the gradients is lost: what an average lacks is in a residual.
+All replicas are bitwise equal, and no part of the gradients is lost: a part that is missing in an average is in a
+residual.
 """
 
 from __future__ import annotations
@@ -63,12 +64,12 @@ _ENTRIES, _PATIENCE, _SETTLE, _TIMED = 1_000_000, 0.5, 2, 5
 
 
 class Trial(NamedTuple):
-    """Result of a trial of a method.
+    """Result of running a method on known gradients.
 
     Attributes:
         problem: Description of the fault, or ``None``; equal on all workers.
-        lost: share of the gradients that is in no average and no residual; 0 if the method may lose some.
-        average: last average, shape (n,), on the CPU.
+        lost: Share of the gradients that is in no average and no residual; 0 if the method may lose some.
+        average: Last average, shape (n,), on the CPU.
     """
 
     problem: str | None
@@ -77,10 +78,10 @@ class Trial(NamedTuple):
 
 
 def every_method(findings: Findings) -> dict[str, Method]:
-    """All methods by name, and every other communicator, combined with a suitable compressor.
+    """Returns all methods by name, and every other communicator combined with a suitable compressor.
 
     Args:
-        findings: where methods that cannot be created without options are reported.
+        findings: Receives warnings of methods that cannot be created without options.
     """
     methods: dict[str, Method] = {}
     for name in method_names():
@@ -102,7 +103,7 @@ def every_method(findings: Findings) -> dict[str, Method]:
 
 
 def lossless(method: Method) -> Method:
-    """The same method with a residual that loses nothing, and without momentum."""
+    """Returns the same method with a residual that loses nothing, and without momentum."""
     kept = type(method.residual)()
     residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else kept
     return replace(method, residual=residual, momentum=OptimizerMomentum())
@@ -156,7 +157,7 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
 
 
 def try_method(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) -> Trial:
-    """Averages known gradients, and checks that replicas are equal and no gradient is lost."""
+    """Averages known gradients for ``steps`` steps, and checks that replicas are equal and no gradient is lost."""
     average, sent, (state,) = synchronize(cluster, method, steps)
     problem = _differing(cluster, average)
     if problem or not _conserves(method):
@@ -170,7 +171,7 @@ def try_method(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS)
 
 
 def check_pace(cluster: ProcessGroupCluster, network: Network, findings: Findings) -> None:
-    """Compares SparDL with torch's dense all-reduce, and reports the networks on which it pays."""
+    """Compares the time of SparDL with torch's dense all-reduce, and reports on which networks SparDL is faster."""
     share = 2 * (cluster.size - 1) / cluster.size
     # On a slow network the gradient is smaller, so that the dense all-reduce ends in time.
     entries = int(min(_ENTRIES, _PATIENCE / (share * network.beta * 4)))
@@ -190,7 +191,7 @@ def _spardl(density: float) -> Method:
 
 
 def _conserves(method: Method) -> bool:
-    """Whether averages and residuals add up to the gradients, according to the parts of the method."""
+    """Returns whether averages and residuals of this method should add up to the gradients."""
     if method.momentum.remembers:
         return False  # averages then contain momentum, not only gradients
     return isinstance(method.residual, GlobalResidual) or (
@@ -199,12 +200,12 @@ def _conserves(method: Method) -> bool:
 
 
 def gradient_of(rank: int, step: int, length: int) -> Tensor:
-    """Gradient of a worker, shape (length,), which every worker can compute: so each knows the right average."""
+    """Returns the gradient of a worker, shape (length,); every worker can compute it, and thus the right average."""
     return torch.randn(length, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
 def total(size: int, steps: int) -> Tensor:
-    """Sum of all gradients, float64, shape (n,)."""
+    """Returns the sum of all gradients of all workers, float64, shape (n,)."""
     each = itertools.product(range(size), range(steps))
     return torch.stack([gradient_of(rank, step, LAYOUT.length).double() for rank, step in each]).sum(0)
 
@@ -213,9 +214,9 @@ def synchronize(cluster: Cluster, method: Method, steps: int) -> tuple[Tensor, T
     """Averages known gradients for some steps.
 
     Args:
-        cluster: the workers that take part.
-        method: method that averages.
-        steps: number of steps.
+        cluster: Cluster that connects the workers.
+        method: Method that averages the gradients.
+        steps: Number of steps to run.
 
     Returns:
         The last average, and P times the sum of all averages in float64, both of shape (n,) on the CPU; and the state
@@ -233,7 +234,7 @@ def synchronize(cluster: Cluster, method: Method, steps: int) -> tuple[Tensor, T
 
 
 def dense_of(found: Sum) -> Tensor:
-    """Copy of an average on the CPU, shape (n,)."""
+    """Returns a dense copy of an average on the CPU, shape (n,)."""
     return (found.dense() if isinstance(found, SparseVector) else found.clone()).cpu()
 
 
@@ -249,17 +250,17 @@ def _differing(cluster: ProcessGroupCluster, average: Tensor) -> str | None:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Relative distance between two vectors, in the Euclidean norm of the second.
+    """Returns the 2-norm of the difference of two vectors / the 2-norm of the second.
 
     Args:
-        found: computed vector of shape (n,).
-        expected: reference vector of shape (n,).
+        found: Computed vector of shape (n,).
+        expected: Reference vector of shape (n,).
     """
     return float((found - expected).norm() / expected.norm())
 
 
 def _paced(cluster: ProcessGroupCluster, method: Method, entries: int) -> tuple[float, StepCosts]:
-    """Median seconds of the slowest worker, and the costs of a step."""
+    """Returns the median seconds of the slowest worker, and the costs of a step."""
     (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
     state = method.init_state(Layout.flat(entries), torch.float32, cluster.device)
     gradient = gradient_of(worker.rank, 0, entries).to(cluster.device)

@@ -1,4 +1,4 @@
-"""The sequence of the doctor's checks, on workers of this machine or on those that torchrun or srun started."""
+"""Runs the checks of ``spardl doctor``, on workers of this machine or on those that torchrun or srun started."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _SYNCHRONIZING = ("SparDL", "methods", "pace")
 
 @dataclass(frozen=True)
 class Settings:
-    """Options of the examination.
+    """Options of ``spardl doctor``.
 
     Attributes:
-        workers: number of workers.
-        timeout: timeout of every wait for a worker, in seconds.
-        device: ``auto``, ``cpu`` or ``cuda``.
-        out: file for the measured network, or ``None``.
-        budget: seconds after which no further check starts.
+        workers: Number of workers.
+        timeout: Timeout of every wait for a worker, in seconds.
+        device: Device of the messages: ``auto``, ``cpu`` or ``cuda``.
+        out: File that the measured network is written to, or ``None``.
+        budget: Time after which no further check starts, in seconds.
     """
 
     workers: int
@@ -54,11 +54,11 @@ class Settings:
 
 
 class TimeBudget:
-    """The time budget that all checks share.
+    """Time limit that all checks share.
 
     Args:
-        seconds: seconds after which no further check starts.
-        clock: clock in seconds.
+        seconds: Time after which no further check starts, in seconds.
+        clock: Function that returns the time in seconds.
     """
 
     def __init__(self, seconds: float, clock: Callable[[], float] = time.perf_counter) -> None:
@@ -71,7 +71,7 @@ class TimeBudget:
 
     @property
     def left(self) -> float:
-        """Remaining seconds; negative once the budget is exceeded."""
+        """Remaining seconds; negative after the limit is exceeded."""
         return self.seconds - self.spent
 
 
@@ -79,12 +79,12 @@ Stage: TypeAlias = tuple[str, Callable[[], None]]
 
 
 def run_stages(stages: Sequence[Stage], left: Callable[[], float], findings: Findings) -> None:
-    """Runs checks until the time is over and reports the skipped ones.
+    """Runs checks until the time limit, and reports the skipped ones.
 
     Args:
-        stages: name and function of each check.
-        left: function that returns the remaining seconds, equal on all workers.
-        findings: where progress and skipped checks are reported.
+        stages: Name and function of each check.
+        left: Function that returns the remaining seconds, equal on all workers.
+        findings: Receives the reports on progress and skipped checks.
     """
     for done, (name, check) in enumerate(stages):
         if left() <= 0:
@@ -102,10 +102,10 @@ class Examination:
     """The checks of one worker.
 
     Args:
-        settings: options, equal on all workers.
-        member: place of this process among the workers.
-        findings: where worker 0 reports the results.
-        budget: time budget of all checks; that of worker 0 counts.
+        settings: Options, equal on all workers.
+        member: Rank of this process among the workers, and address of rank 0.
+        findings: Receives the results that worker 0 reports.
+        budget: Time limit of all checks; that of worker 0 is decisive.
     """
 
     def __init__(self, settings: Settings, member: Membership, findings: Findings, budget: TimeBudget) -> None:
@@ -121,7 +121,7 @@ class Examination:
             Whether all checks passed.
 
         Raises:
-            PeerError: if worker 0, which reports the results, is lost.
+            PeerError: If worker 0, which reports the results, is lost.
         """
         place = board.Board(self._member, store, self._settings.timeout)
         board.check_versions(self._findings)
@@ -201,14 +201,15 @@ def examine(settings: Settings, member: Membership | None) -> bool:
     """Runs all checks and prints the results.
 
     Args:
-        settings: options of the examination.
-        member: place of this process, if torchrun or srun started it; ``None`` to start workers on this machine.
+        settings: Options of the command.
+        member: Rank of this process and address of rank 0, if torchrun or srun started it; ``None`` starts workers on
+            this machine.
 
     Returns:
         Whether all checks passed.
 
     Raises:
-        ConfigError: if there are fewer GPUs or processes than requested.
+        ConfigError: If there are fewer GPUs or processes than requested.
     """
     torch.set_num_threads(1)  # several workers share the cores
     budget = TimeBudget(settings.budget)
@@ -224,7 +225,7 @@ def examine(settings: Settings, member: Membership | None) -> bool:
 
 
 def _within_budget(prints: bool) -> Iterator[Method]:
-    """The methods to check, as far as they can be compiled in time; with a warm cache these are all methods."""
+    """Yields the methods to check, as far as they can be compiled in time; with a warm cache, all methods."""
     began = time.perf_counter()
     if prints:
         print(f"compiling kernels, for at most {_COMPILING:.0f} s ...", file=sys.stderr, flush=True)

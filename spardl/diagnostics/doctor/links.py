@@ -1,4 +1,4 @@
-"""Latency and bandwidth of the network: of every link, and fitted over all workers."""
+"""Measures latency and bandwidth of the network: of every link between two workers, and fitted over all workers."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ _BYTES, _PATIENCE, _TIMES, _FAR = 25_000_000, 1.0, 4, 2.0
 
 
 def fit(cluster: ProcessGroupCluster, speed: float) -> Network:
-    """Fits alpha and beta to rounds in which every worker sends to the next one.
+    """Fits latency and bandwidth to the durations of rounds in which every worker sends to the next one.
 
-    The first decile of each message size counts, because other work on the cores only adds time. All workers get the
-    median over the workers.
+    Of the durations for each message size, the first decile is used, because other work on the cores only adds time.
+    The result is the median over the workers, equal on all of them.
 
     Args:
-        cluster: the workers that take part.
-        speed: rough bandwidth of a link in bytes per second; on slow links messages are shorter.
+        cluster: Cluster that connects the workers.
+        speed: Rough bandwidth of a link in bytes per second; on slow links, messages are shorter.
     """
     longest = int(min(_LONGEST, max(4 * _SHORTEST, speed * _PROBE_BUDGET / (2 * _LONG_PROBES))))
     sizes = (SHORT, longest // 4, longest // 2, longest)
@@ -61,11 +61,11 @@ def fit(cluster: ProcessGroupCluster, speed: float) -> Network:
 
 
 def network_of(sizes: Sequence[int], times: Sequence[float]) -> Network:
-    """Network that explains the durations of rounds.
+    """Returns the network (latency and bandwidth) that explains the durations of rounds best.
 
     Args:
-        sizes: bytes per message, in ascending order.
-        times: seconds per round, for each size.
+        sizes: Sizes of messages in bytes, in ascending order.
+        times: Duration of a round in seconds, for each size.
     """
     slope = Linear.fit(sizes, times).per_entry
     # On a loaded machine long messages may look no slower than short ones; then the longest message gives a lower bound
@@ -81,7 +81,7 @@ def _round(cluster: ProcessGroupCluster, size: int, turns: int) -> float:
 
 
 def check_all_reduce(cluster: ProcessGroupCluster, network: Network, networked: bool, findings: Findings) -> None:
-    """Compares torch's all-reduce of 25 MB, or less on slow links, with the bound of a ring."""
+    """Compares the time of torch's all-reduce of 25 MB (less on slow links) with the lower bound of a ring."""
     share = 2 * (cluster.size - 1) / cluster.size
     nbytes = int(min(_BYTES, _PATIENCE / (share * network.beta))) // 4 * 4
     # The minimum, because other work on the cores only adds time.
@@ -141,11 +141,11 @@ _CORES = "{workers} workers share {cores} cores here; check what else runs on th
 
 @dataclass(frozen=True)
 class Links:
-    """All links: entry [i][j] is the link from worker i to worker j; [i][i] is 0.
+    """Latency and bandwidth of all links: entry [i][j] is the link from worker i to worker j; [i][i] is 0.
 
     Attributes:
-        seconds: one-way time of a short message in seconds, half of the round trip.
-        gbit: bandwidth in Gbit/s.
+        seconds: One-way time of a short message in seconds, half of the round trip.
+        gbit: Bandwidth in Gbit/s.
     """
 
     seconds: list[list[float]]
@@ -158,7 +158,7 @@ def batches(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
     Pairs of a group share no host, because they would share its link or its cores.
 
     Args:
-        hosts: host of each worker.
+        hosts: Host of each worker.
     """
     groups: list[list[tuple[int, int]]] = []
     busy: list[set[str]] = []
@@ -174,19 +174,19 @@ def batches(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
 
 
 def probe(cluster: ProcessGroupCluster) -> float:
-    """Rough bandwidth of the slowest worker's link in bytes per second, which sets the size of later messages."""
+    """Returns the rough bandwidth of the slowest link in bytes per second, which sets the size of later messages."""
     (rank,) = cluster.local_ranks
     found = median(seconds(cluster, lambda: ring(rank, cluster.size, _PROBE, cluster.device), 2))
     return _PROBE / max(float(row) for row in gather_rows(cluster, [torch.tensor([found])]))
 
 
 def measure(cluster: ProcessGroupCluster, hosts: Sequence[str], speed: float) -> Links:
-    """Measures all links; called by every worker, with the same result on all of them.
+    """Measures all links; every worker must call this, and all get the same result.
 
     Args:
-        cluster: the workers that take part.
-        hosts: host of each worker.
-        speed: rough bandwidth of a link in bytes per second.
+        cluster: Cluster that connects the workers.
+        hosts: Host of each worker.
+        speed: Rough bandwidth of a link in bytes per second.
     """
     groups, size = batches(hosts), cluster.size
     turns = 2 * (_LONG_TURNS + 1) * len(groups)
@@ -208,7 +208,7 @@ def measure(cluster: ProcessGroupCluster, hosts: Sequence[str], speed: float) ->
 
 
 def _round_trips(cluster: ProcessGroupCluster, pair: tuple[int, int], length: int) -> list[float]:
-    """Round-trip seconds of a short message, and of a long message with a short reply."""
+    """Returns the round-trip seconds of a short message, and of a long message with a short reply."""
     (rank,) = cluster.local_ranks
 
     # The minimum of several: other work on the cores only adds time, and a median of a few would look like a slow link.
@@ -219,12 +219,12 @@ def _round_trips(cluster: ProcessGroupCluster, pair: tuple[int, int], length: in
 
 
 def check_links(links: Links, networked: bool, findings: Findings) -> None:
-    """Prints all links, and reports those that are slow, late, or slow in one direction.
+    """Prints all links, and reports those with low bandwidth, high latency, or one slow direction.
 
     Args:
-        links: measured links.
-        networked: whether a network connects the workers.
-        findings: where the results are reported.
+        links: Measured links.
+        networked: Whether a network connects the workers.
+        findings: Receives the results.
     """
     usual, delay = _usual(links.gbit, max), _usual(links.seconds, min)
     findings.ok(f"links: typically {usual:.3g} Gbit/s and {1e6 * delay:.0f} us one way; rows send to columns:")
@@ -260,7 +260,7 @@ def _late(links: Links, delay: float) -> list[str]:
 
 
 def _uneven(links: Links, usual: float) -> list[str]:
-    """Links that are not slow themselves but much slower than their opposite direction."""
+    """Returns links that are not slow, but much slower than their opposite direction."""
     return [
         f"from {a} to {b} {links.gbit[a][b]:.3g} Gbit/s, but {links.gbit[b][a]:.3g} in the other direction"
         for a, b in _pairs(links)

@@ -1,6 +1,6 @@
-"""Presence and reachability of all workers, checked with a store and plain sockets before a backend connects.
+"""Checks that all workers are present and reachable, with plain sockets, before a backend connects them.
 
-A backend that cannot connect reports it late and does not name the worker.
+A backend that cannot connect reports the failure late, and does not name the worker.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def ring(rank: int, size: int, length: int, device: torch.device = _CPU) -> Prog
 
 
 def seconds(cluster: ProcessGroupCluster, program: Callable[[], Program[None]], times: int) -> list[float]:
-    """Durations of a program's runs, without the first one, which opens connections."""
+    """Returns the seconds of each run of a program, without the first one, which opens connections."""
     return [cluster.time_uncounted([program()])[0] for _ in range(times + 1)][1:]
 
 
@@ -69,13 +69,13 @@ _CONNECTING, _PUBLISHING = 4.0, 5.0
 
 
 class Peer(NamedTuple):
-    """What a worker publishes about itself.
+    """Address and versions that a worker publishes.
 
     Attributes:
-        host: host name.
-        address: address on which it listens; ``None`` if its host has none that others can reach.
-        port: port on which it listens.
-        versions: versions that must be equal on all hosts.
+        host: Host name of the worker.
+        address: Address on which it listens; ``None`` if its host has none that others can reach.
+        port: Port on which it listens.
+        versions: Versions of packages that must be equal on all hosts.
     """
 
     host: str
@@ -85,7 +85,7 @@ class Peer(NamedTuple):
 
 
 def networked(present: Sequence[Peer]) -> bool:
-    """Whether a network connects the workers: they run on several machines, or have different addresses."""
+    """Returns whether a network connects the workers: they run on several machines, or have different addresses."""
     return len({(peer.host, peer.address) for peer in present}) > 1
 
 
@@ -102,10 +102,10 @@ def roll_call(board: Board, backend: str, listener: socket.socket, findings: Fin
     """Waits for all workers; worker 0 reports the missing ones.
 
     Args:
-        board: message board of all workers.
-        backend: gloo or nccl.
-        listener: socket of this worker.
-        findings: where results are reported.
+        board: Exchange of data between all workers.
+        backend: Name of the backend: ``gloo`` or ``nccl``.
+        listener: Socket on which this worker listens.
+        findings: Receives the results.
 
     Returns:
         All workers, ordered by rank; empty if one is missing or unreachable.
@@ -135,7 +135,7 @@ def _call(board: Board, findings: Findings) -> list[Any]:
 
 
 def _all_reachable(board: Board, backend: str, present: Sequence[Peer], findings: Findings) -> bool:
-    """Every worker checks its own address, and worker 0 reports the results."""
+    """Checks the address of every worker; worker 0 reports the results."""
     if not present:
         return False
     # Only the worker itself knows its interfaces, so each checks its own address.
@@ -150,7 +150,7 @@ def _all_reachable(board: Board, backend: str, present: Sequence[Peer], findings
 
 
 def check_present(present: Sequence[Peer], findings: Findings) -> None:
-    """Reports which workers run on which hosts, and whether the versions agree."""
+    """Reports which workers run on which hosts, and whether the versions of packages agree."""
     places: dict[str, list[int]] = {}
     for rank, one in enumerate(present):
         places.setdefault(f"{one.host} ({one.address})", []).append(rank)
@@ -168,7 +168,7 @@ def connect_all(board: Board, present: Sequence[Peer], findings: Findings) -> bo
     """Connects every pair of workers in both directions; worker 0 reports those that cannot be reached.
 
     Returns:
-        Whether all connections succeed; the same on all workers.
+        Whether all connections succeeded; the same on all workers.
     """
     size = board.member.size
     # In parallel, because an unreachable worker costs the whole timeout.
@@ -203,12 +203,12 @@ def report_lost_worker(
     """Reports which worker stopped answering; called by all workers that notice.
 
     Args:
-        board: message board of all workers.
-        present: all workers, ordered by rank.
-        doing: check during which the connection was lost.
-        reason: error on this worker.
-        own: whether this worker itself failed, rather than another one.
-        findings: where worker 0 reports the result.
+        board: Exchange of data between all workers.
+        present: All workers, ordered by rank.
+        doing: Name of the check during which the connection was lost.
+        reason: Text of the error on this worker.
+        own: Whether this worker itself failed, rather than another one.
+        findings: Receives the result that worker 0 reports.
     """
     # Sorted by this flag, an error of a worker itself comes before the lost connections that it causes.
     board.publish("parted", [not own, reason])
@@ -229,10 +229,10 @@ def report_lost_worker(
 
 
 def share_result(board: Board, findings: Findings) -> bool:
-    """Publishes the overall result of worker 0 and waits until all workers have read it.
+    """Publishes the overall result of worker 0, waits until all workers have read it, and returns it.
 
     Raises:
-        PeerError: if worker 0 is lost.
+        PeerError: If worker 0 is lost.
     """
     if board.member.rank:
         healthy = bool(board.read_leader("healthy", 2 * board.timeout + _PUBLISHING))

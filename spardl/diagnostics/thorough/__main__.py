@@ -1,4 +1,7 @@
-"""The process of one thorough check; its arguments are name, device, timeout, time limit and result file."""
+"""Entry point of the process that runs one thorough check.
+
+Arguments: name of the check, device, timeout, time limit (both in seconds) and result file.
+"""
 
 from __future__ import annotations
 

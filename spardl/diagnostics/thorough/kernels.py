@@ -1,4 +1,4 @@
-"""Kernels compared with their portable versions bit by bit, and the speed of selection."""
+"""Thorough checks of kernels: bit-by-bit comparison with their portable versions, and the speed of selection."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _VECTORS = 8
 
 
 def check_selection(length: int) -> Callable[[Place], Outcome]:
-    """Creates the check for float32 vectors of ``length`` entries."""
+    """Creates the check of selection speed, for float32 vectors of ``length`` entries."""
 
     def check(place: Place) -> Outcome:
         named = f"selection of 1% of {length:,} entries"
@@ -77,7 +77,7 @@ def _verdict(named: str, place: Place, figures: dict[str, float]) -> Outcome:
 
 
 def _figures(length: int, place: Place) -> dict[str, float]:
-    """Median seconds; each repetition adds the gradient again and clears the selected entries, as in training."""
+    """Returns median seconds; each repetition adds the gradient and clears the selected entries, as in training."""
     device = place.torch_device
     random = torch.Generator(device).manual_seed(1)
     gradient = torch.randn(length, generator=random, device=device)
@@ -103,7 +103,7 @@ def _figures(length: int, place: Place) -> dict[str, float]:
 
 
 def _timed(place: Place, work: Callable[[], object], after: Callable[[], object] = lambda: None) -> list[float]:
-    """Seconds of each repetition after the warm-up; ``after`` is not measured."""
+    """Returns the seconds of each repetition after the warm-up; ``after`` is not measured."""
     until, seconds = time.perf_counter() + _SHARE * place.seconds, list[float]()
     clock = Clock(place.torch_device)
     for turn in range(_WARM + _MOST):
@@ -128,7 +128,7 @@ _FIX = "set SPARDL_KERNELS=portable, and report a bug with the file of --json"
 
 
 def vectors(length: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Critical inputs of a kernel by kind, shape (length,), on the CPU; all finite except one kind."""
+    """Returns critical inputs of a kernel by name, shape (length,) each, on the CPU; all but one are finite."""
     random = torch.Generator().manual_seed(length)
     normal = torch.randn(length, generator=random).to(dtype)
     ties = (torch.randint(-4, 5, (length,), generator=random) / 2).to(dtype)
@@ -194,7 +194,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _ranges(values: Tensor, gradient: Tensor | None) -> ListingRanges:
-    """Three ranges with a gap, buffers for all entries, and thresholds that some of the sums just reach."""
+    """Returns three ranges with a gap, room for all entries, and thresholds that some of the sums just reach."""
     length = values.numel()
     edges = np.array([0, length // 3, length // 3, length // 2, length // 2 + length // 9, length], np.int64)
     sums = (values if gradient is None else values + gradient).abs()
@@ -248,7 +248,7 @@ def _on_device(values: Tensor, place: Place) -> dict[str, Tensor]:
 
 
 def _stages(values: Tensor) -> dict[str, Tensor]:
-    """Stages of a vector that is sent to another worker, as bits on the CPU."""
+    """Returns the stages of a vector that is sent to another worker (selection, message, sum), as bits on the CPU."""
     length, whole = values.numel(), _WHOLE[values.itemsize]
     positions = top_k(values, max(1, length // 100))
     picked = SparseVector(positions, values[positions], length)

@@ -1,4 +1,7 @@
-"""The laws of every method on the device, and its averages compared with a simulation on the CPU."""
+"""Thorough checks of methods on the device: the laws of every method, and equality with a simulation on the CPU.
+
+A law is a property that a method must have: equal averages on all workers, and no lost part of a gradient.
+"""
 
 from __future__ import annotations
 
@@ -41,10 +44,10 @@ class _Case(NamedTuple):
     """A method in one configuration.
 
     Attributes:
-        method: method to check.
-        steps: number of averaged steps.
-        expected: last average of simulated workers on the CPU.
-        dense: whether the average must also equal the dense average.
+        method: Method to check.
+        steps: Number of steps to run.
+        expected: Last average of simulated workers on the CPU.
+        dense: Whether the average must also equal the dense average.
     """
 
     method: Method
@@ -58,9 +61,9 @@ class _Found(NamedTuple):
 
     Attributes:
         problem: Description of the fault, or ``None``.
-        lost: share of the gradients that is lost.
-        off: relative distance to the simulated average.
-        same: whether the average equals the simulated one bitwise.
+        lost: Share of the gradients that is in no average and no residual.
+        off: Relative distance of the average to the simulated one.
+        same: Whether both averages have the same bits.
     """
 
     problem: str | None
@@ -70,7 +73,7 @@ class _Found(NamedTuple):
 
 
 def check_laws(workers: int) -> Callable[[Place], Outcome]:
-    """Creates the check for ``workers`` workers that share the device."""
+    """Creates the check of all methods, for ``workers`` workers that share the device."""
 
     def check(place: Place) -> Outcome:
         cases = _cases(workers)
@@ -82,12 +85,12 @@ def check_laws(workers: int) -> Callable[[Place], Outcome]:
 
 
 def simulated(method: Method, workers: int, steps: int) -> Tensor:
-    """Last average of workers that are simulated on the CPU, shape (n,)."""
+    """Returns the last average of workers that are simulated on the CPU, shape (n,)."""
     return synchronize(SimulatedCluster(workers, Network(0, 1), count_local=False), method, steps)[0]
 
 
 def _cases(workers: int) -> dict[str, _Case]:
-    """Every method as published, with a residual that loses nothing, and with top-k at density 1."""
+    """Returns every method as published, with a residual that loses nothing, and with top-k at density 1."""
     cases: dict[str, _Case] = {}
     for name, method in every_method(Findings(False)).items():
         forms = {name: (method, STEPS, False), f"{name}, all mass kept": (lossless(method), STEPS, False)}

@@ -1,4 +1,4 @@
-"""``attach`` in a DDP loop with autocast and GradScaler, compared with a manual loop, and its waits for the device."""
+"""Thorough checks of ``attach`` in a DDP loop: results compared with a manual loop, and waits for the GPU."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ _NEAR = 0.02
 
 
 class _Run(NamedTuple):
-    """Result of one worker's loop.
+    """Result of one worker's training loop.
 
     Attributes:
-        start: initial weights as one vector.
-        weights: weights after each step.
-        scales: loss scale after each step.
+        start: Initial weights as one vector.
+        weights: Weights after each step.
+        scales: Loss scale after each step.
     """
 
     start: Tensor
@@ -49,25 +49,25 @@ class _Run(NamedTuple):
 
 
 def model_of(device: torch.device) -> nn.Module:
-    """A model with layers of several sizes and the same weights on all workers."""
+    """Returns a model with layers of several sizes and the same weights on all workers."""
     with torch.random.fork_rng([]):
         torch.manual_seed(3)
         return nn.Sequential(nn.Linear(64, 128), nn.Tanh(), nn.Linear(128, 64), nn.Tanh(), nn.Linear(64, 8)).to(device)
 
 
 def batch(rank: int, step: int, device: torch.device) -> Tensor:
-    """Batch of a worker in a step, shape (32, 64)."""
+    """Returns the batch of a worker in a step, shape (32, 64)."""
     random = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(32, 64, generator=random).to(device)
 
 
 def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
-    """SGD with momentum for the parameters of a model."""
+    """Returns SGD with momentum for the parameters of a model."""
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
 
 
 def check_attach(workers: int) -> Callable[[Place], Outcome]:
-    """Creates the check for ``workers`` workers that share the device."""
+    """Creates the check of ``attach``, for ``workers`` workers that share the device."""
 
     def check(place: Place) -> Outcome:
         where = setting(place, workers)
@@ -114,7 +114,7 @@ def _problems(runs: list[_Run], where: str) -> Iterator[str]:
 
 
 def _attached(device: torch.device, density: float) -> _Run:
-    """The loop as users write it, with the momentum applied before compression."""
+    """Runs the loop as users write it, with the momentum applied before compression."""
     rank = torch.distributed.get_rank()
     last = rank == torch.distributed.get_world_size() - 1
     ddp = DistributedDataParallel(model_of(device))
@@ -135,7 +135,7 @@ def _attached(device: torch.device, density: float) -> _Run:
 
 
 def _manual(workers: int) -> _Run:
-    """The same loop in one process on the CPU, with the batches of all workers and without this library."""
+    """Runs the same loop in one process on the CPU, with the batches of all workers and without this library."""
     cpu = torch.device("cpu")
     model = model_of(cpu)
     rule = optimizer_of(model)
@@ -175,12 +175,12 @@ _WARM, _SEEN = 4, 3
 
 
 class Wait(NamedTuple):
-    """A wait within a backward pass.
+    """A wait of the host for the GPU within a backward pass.
 
     Attributes:
-        name: event that waits.
-        where: function of this library that caused it, if known.
-        overlapped: whether it is in the communication thread, where it does not delay the computation.
+        name: Name of the waiting call in the trace.
+        where: Function of this library that caused it, if known.
+        overlapped: Whether it is in the communication thread, where it does not delay the computation.
     """
 
     name: str
@@ -189,7 +189,7 @@ class Wait(NamedTuple):
 
 
 def check_waits(place: Place) -> Outcome:
-    """Counts the waits in the backward pass of an attached model: they keep the host from queueing further GPU work."""
+    """Counts waits for the GPU in the backward pass of an attached model: they delay further GPU work."""
     (found,) = shared(place, 1, _profiled)
     counted = {name: sum(wait.name == name for wait in found) / _SEEN for name in sorted(_STOPS | _READS)}
     # Without a GPU nothing waits, but reads of tensor values show where it would.
@@ -250,11 +250,11 @@ def _all_threads() -> _ExperimentalConfig:
 
 
 def waits_in(events: Iterable[Mapping[str, Any]], communicating: Iterable[int | None]) -> list[Wait]:
-    """The waits that start during a backward pass.
+    """Returns the waits that start during a backward pass.
 
     Args:
-        events: events of a trace in Chrome's format.
-        communicating: ids of the communication threads.
+        events: Events of a trace in Chrome's format.
+        communicating: Ids of the communication threads.
     """
     spans = [event for event in events if event.get("ph") == "X"]
     passes = [span for span in spans if span["name"] == _MARK]
@@ -271,7 +271,7 @@ def _begins_in(span: Mapping[str, Any], outer: Mapping[str, Any]) -> bool:
 
 
 def _location(span: Mapping[str, Any], own: Iterable[Mapping[str, Any]]) -> str:
-    """Innermost function of this library that contains the event."""
+    """Returns the innermost function of this library that contains the event."""
 
     def around() -> Iterator[Mapping[str, Any]]:
         return (each for each in own if each["tid"] == span["tid"] and _begins_in(span, each))

@@ -24,12 +24,12 @@ __all__ = ["Outcome", "Place", "backend_of", "failed", "judged", "ok", "plain", 
 
 @dataclass(frozen=True)
 class Place:
-    """Where a check runs.
+    """Device and time limits of a check.
 
     Attributes:
         device: ``cuda``, or ``cpu`` without a GPU: then sizes are smaller and Triton runs in its interpreter.
-        timeout: timeout of every wait for another worker, in seconds.
-        seconds: time limit of the check; measurements repeat less often if it is short.
+        timeout: Timeout of every wait for another worker, in seconds.
+        seconds: Time limit of the check; measurements repeat less often if it is short.
     """
 
     device: str
@@ -43,7 +43,7 @@ class Place:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device; all workers of this machine share the first GPU."""
+        """The device for torch; all workers of this machine share the first GPU."""
         return torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
 
 
@@ -52,9 +52,9 @@ class Outcome:
     """Result of a check.
 
     Attributes:
-        verdict: whether the check passed.
-        text: one line: what, where and, unless the check passed, the fix.
-        figures: all measured values, as plain data.
+        verdict: Whether the check passed.
+        text: One line: what was checked, where and, unless the check passed, how to fix it.
+        figures: All measured values, as plain data.
     """
 
     verdict: Verdict
@@ -66,7 +66,7 @@ ok, warned, failed = (partial(Outcome, verdict) for verdict in (Verdict.OK, Verd
 
 
 def judged(good: str, problems: list[str], fix: str, figures: Mapping[str, Any]) -> Outcome:
-    """Passed if there are no problems; otherwise failed, with the first problem and the number of others."""
+    """Returns a pass without ``problems``; otherwise a failure with the first problem and the number of others."""
     if not problems:
         return ok(good, figures)
     more = f", and {len(problems) - 1} more problems" if problems[1:] else ""
@@ -74,7 +74,7 @@ def judged(good: str, problems: list[str], fix: str, figures: Mapping[str, Any])
 
 
 def plain(value: Any) -> Any:
-    """Converts a value to what JSON supports; non-finite numbers become text."""
+    """Converts a value to types that JSON supports; non-finite numbers become text."""
     if isinstance(value, Mapping):
         return {str(name): plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple):
@@ -91,13 +91,13 @@ T = TypeVar("T")
 
 
 def backend_of(place: Place, workers: int) -> str:
-    """Backend of a check: NCCL on a GPU with one worker, otherwise gloo."""
+    """Returns the backend of a check: NCCL for one worker on a GPU, otherwise gloo."""
     # NCCL rejects two workers on one GPU; gloo does not.
     return "nccl" if place.on_gpu and workers == 1 else "gloo"
 
 
 def setting(place: Place, workers: int) -> str:
-    """Describes the workers, the backend and the device."""
+    """Describes the workers, the backend and the device as text."""
     return f"{workers} worker{'s' * (workers > 1)} over {backend_of(place, workers)} on {place.device}"
 
 
@@ -105,15 +105,15 @@ def shared(place: Place, workers: int, work: Callable[[torch.device], T]) -> lis
     """Runs a function in worker processes that form a process group; the caller must not have used a GPU.
 
     Args:
-        place: where the check runs.
-        workers: number of workers.
-        work: function of the device; its result must support pickling.
+        place: Device and time limits of the check.
+        workers: Number of workers.
+        work: Function to run, which receives the device; its result must support pickling.
 
     Returns:
         The results, ordered by rank.
 
     Raises:
-        WorkerError: if a worker ended early.
+        WorkerError: If a worker ended early.
     """
     # CUDA does not survive a fork, so the workers are forked before anything uses the device.
     with tempfile.TemporaryDirectory() as name:

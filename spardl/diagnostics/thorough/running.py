@@ -78,17 +78,17 @@ def _driver() -> str | None:
 
 
 def write_report(path: Path, asked: str, device: str, rows: Sequence[Mapping[str, Any]], seconds: float) -> None:
-    """Writes all results so far.
+    """Writes the results of all checks so far, as JSON.
 
     Args:
-        path: file to write.
-        asked: requested device.
-        device: device in use.
-        rows: results of the checks: name, verdict, text, seconds, figures.
-        seconds: seconds since the first check started.
+        path: File to write.
+        asked: Device that the user requested.
+        device: Device that the checks use.
+        rows: Results of the checks: name, verdict, text, seconds, figures.
+        seconds: Seconds since the first check started.
 
     Raises:
-        OSError: if the file cannot be written.
+        OSError: If the file cannot be written.
     """
     content = {
         "format": FORMAT,
@@ -114,9 +114,9 @@ class Check(NamedTuple):
     """A thorough check.
 
     Attributes:
-        name: name in the report.
-        seconds: time limit in seconds.
-        run: function that performs the check.
+        name: Name in the report.
+        seconds: Time limit in seconds.
+        run: Function that performs the check.
     """
 
     name: str
@@ -125,7 +125,7 @@ class Check(NamedTuple):
 
 
 def all_checks() -> tuple[Check, ...]:
-    """All thorough checks, the most important first, because the total time may not suffice for all."""
+    """Returns all thorough checks, the most important first, because the total time may not suffice for all."""
     return (
         Check("installation", 60, check_installation),
         Check("attach, 1 worker", 60, check_attach(1)),
@@ -153,8 +153,8 @@ class _Program:
     """Starts the checks as processes.
 
     Attributes:
-        device: cuda or cpu.
-        timeout: timeout of every wait for a worker, in seconds.
+        device: Device of the checks: ``cuda`` or ``cpu``.
+        timeout: Timeout of every wait for a worker, in seconds.
     """
 
     device: str
@@ -194,7 +194,7 @@ def _run_program(command: Sequence[str], environment: dict[str, str], stream: An
 
 
 def _without_result(check: Check, code: int | None, seconds: float, output: str) -> dict[str, Any]:
-    """Result of a check whose process wrote none."""
+    """Returns the result of a check whose process wrote none."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     last = lines[-1] if lines else "no output"
     if code is None:
@@ -211,13 +211,13 @@ def examine_thoroughly(asked: str, device: str, timeout: float, json_file: Path 
     """Runs all checks and prints one line per check.
 
     Args:
-        asked: requested device: auto, cpu or cuda.
-        device: available device: cpu or cuda.
-        timeout: timeout of every wait for a worker, in seconds.
-        json_file: file for all results, written after each check; ``None`` for no file.
+        asked: Device that the user requested: auto, cpu or cuda.
+        device: Device that the checks use: cpu or cuda.
+        timeout: Timeout of every wait for a worker, in seconds.
+        json_file: File for all results, written after each check; ``None`` for no file.
 
     Returns:
-        Whether no check failed.
+        Whether all checks passed.
     """
     findings, program = Findings(True), _Program(device, timeout)
     if device == "cpu":

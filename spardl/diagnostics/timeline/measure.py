@@ -1,4 +1,4 @@
-"""Measures a profile of a model, and the time of compression on this machine."""
+"""Measures the layer times of a model (its profile), and the time of compression on this machine."""
 
 from __future__ import annotations
 
@@ -48,20 +48,20 @@ def measure_compression(
     device: torch.device | str = "cpu",
     layout: Layout | None = None,
 ) -> tuple[Linear, list[float]]:
-    """Measures synchronizations of random gradients on simulated workers; messages take no time.
+    """Measures the time of compression: runs synchronizations of random gradients on simulated workers.
 
     Args:
-        method: method to measure.
-        workers: number of workers, P, on which the local work depends.
-        sizes: numbers of entries of the gradients, at least two different ones.
-        device: device of the gradients.
-        layout: tensors that the gradients repeat from the first one on; ``None`` for a vector.
+        method: Method to measure.
+        workers: Number of workers, P, on which the local work depends.
+        sizes: Numbers of entries of the gradients, at least two different numbers.
+        device: Device of the gradients.
+        layout: Shapes of the tensors in the gradient, of which the first ones are used; ``None`` for a vector.
 
     Returns:
         The fitted line, and the measured seconds of one worker for each size.
 
     Raises:
-        ConfigError: if the method does not support this number of workers.
+        ConfigError: If the method does not support this number of workers.
     """
     method.communicator.check_workers(workers)
     layouts = [_first_entries(layout, size) if layout else Layout.flat(size) for size in sizes]
@@ -73,11 +73,11 @@ def read_compression(path: Path, workers: int) -> Mapping[str, Linear]:
     """Reads the times of compression by method, as measured by scripts/compression.py.
 
     Args:
-        path: file to read.
-        workers: number of workers, P, that the file must have.
+        path: File to read.
+        workers: Number of workers, P, that the file must have.
 
     Raises:
-        ConfigError: if the file cannot be read, or was measured with a different number of workers.
+        ConfigError: If the file cannot be read, or was measured with a different number of workers.
     """
     try:
         plain = read_json(path)
@@ -95,7 +95,7 @@ def read_compression(path: Path, workers: int) -> Mapping[str, Linear]:
 
 
 def _first_entries(layout: Layout, entries: int) -> Layout:
-    """First tensors with ``entries`` entries in total; the last one is cut to fewer rows, or to a vector."""
+    """Returns the first tensors with ``entries`` entries in total; the last one is cut to fewer rows or a vector."""
     shapes: list[tuple[int, ...]] = []
     left = entries
     for shape in cycle(shape for shape in layout.shapes if math.prod(shape)):
@@ -146,28 +146,28 @@ def measure(
     warmup: int = 2,
     timer: Callable[[], float] = time.perf_counter,
 ) -> Profile:
-    """Runs training steps and takes the median of each time.
+    """Measures the layer times of a model: runs training steps, and takes the median of each time.
 
-    Gradients are views of a flat gradient, as in training, which defines the layers. The weights change.
+    Gradients are views of a flat gradient, as in training; it defines the layers. The weights change.
 
     Args:
-        model: model with all parameters on one device.
-        forward_and_loss: function that runs the forward pass and returns the scalar loss. It must call the model as a
+        model: Model with all parameters on one device.
+        forward_and_loss: Function that runs the forward pass and returns the scalar loss. It must call the model as a
             module; otherwise the hooks do not run.
-        optimizer: optimizer of the model's parameters, as in training.
-        name: name of the model in the profile.
-        batch: number of examples per pass.
-        passes: number of measured steps.
-        warmup: number of steps before the measurement, in which memory is allocated.
-        timer: clock on a CPU, in seconds. With one thread on a busy machine, ``time.process_time`` ignores the time of
-            other programs.
+        optimizer: Optimizer of the model's parameters, as in training.
+        name: Name of the model in the profile.
+        batch: Number of examples per pass.
+        passes: Number of measured steps.
+        warmup: Number of steps before the measurement, in which memory is allocated.
+        timer: Function that returns the time in seconds, used on a CPU. With one thread on a busy machine,
+            ``time.process_time`` ignores the time of other programs.
 
     Returns:
-        The profile. A layer without gradient is ready at the end of the backward pass and needed at the end of the
-        forward pass, so that it never limits a schedule.
+        The profile. A layer without a gradient counts as ready at the end of the backward pass and as needed at the end
+        of the forward pass, so that it never limits a schedule.
 
     Raises:
-        ConfigError: if the parameters do not fit into a flat gradient, no pass is measured, or the loss or a gradient
+        ConfigError: If the parameters do not fit into a flat gradient, no pass is measured, or the loss or a gradient
             is not finite; then the weights are those before that pass.
     """
     if passes < 1:
@@ -195,7 +195,7 @@ def measure(
 
 
 class _Seconds(NamedTuple):
-    """Seconds of one pass; ``needed`` and ``ready`` hold one value per layer."""
+    """Times of one step in seconds; ``needed`` and ``ready`` hold one value per layer."""
 
     forward: float
     backward: float
@@ -244,20 +244,20 @@ def _check_finite(loss: Tensor, gradient: FlatGradient) -> None:
 
 
 class Clock:
-    """Takes marks during work on a device and measures the seconds between them afterwards.
+    """Records points in time (marks) during work on a device, and measures the seconds between them afterwards.
 
     On a GPU the marks are CUDA events, which record when the stream reaches them, while the host runs ahead.
 
     Args:
-        device: device that does the work.
-        timer: clock on a CPU, in seconds.
+        device: Device that does the work.
+        timer: Function that returns the time in seconds, used on a CPU.
     """
 
     def __init__(self, device: torch.device, timer: Callable[[], float] = time.perf_counter) -> None:
         self._device, self._timer, self._on_gpu = device, timer, device.type == "cuda"
 
     def mark(self) -> Any:
-        """A mark for the current point in the device's work."""
+        """Returns a mark for the current point in the device's work: a CUDA event, or the time."""
         if not self._on_gpu:
             return self._timer()
         event = torch.cuda.Event(enable_timing=True)
@@ -267,16 +267,16 @@ class Clock:
         return event
 
     def between(self, start: Any, stop: Any) -> float:
-        """Returns the seconds between two marks; call ``settle`` first."""
+        """Returns the seconds between two marks. Call ``settle`` first, so that the device has reached both."""
         return float(start.elapsed_time(stop)) / 1e3 if self._on_gpu else float(stop - start)
 
     def settle(self) -> None:
-        """Waits for the device; a CPU call returns when its work is done."""
+        """Waits until the device has finished its work; on a CPU, does nothing."""
         if self._on_gpu:
             torch.cuda.synchronize(self._device)
 
     def device_name(self) -> str:
-        """Name of the device in the profile."""
+        """Returns the name of the device, for the profile."""
         if self._on_gpu:
             return torch.cuda.get_device_name(self._device)
         return f"cpu ({platform.machine()}, threads: {torch.get_num_threads()})"
@@ -284,13 +284,13 @@ class Clock:
 
 @dataclass
 class _Marks:
-    """The marks of one pass.
+    """Marks of one forward and backward pass, set by hooks of the model.
 
     Attributes:
-        clock: clock that takes them.
-        used: mark of each module at the start of its first call.
-        done: mark of each parameter when its gradient is complete.
-        users: for each parameter, the modules that hold it, each followed by its parents from the inside out.
+        clock: Clock that takes the marks.
+        used: Mark of each module at the start of its first call.
+        done: Mark of each parameter when its gradient is complete.
+        users: For each parameter, the modules that hold it, each followed by its parents from the inside out.
     """
 
     clock: Clock
@@ -329,12 +329,12 @@ class _Marks:
         self.done.clear()
 
     def ready(self, parameters: Sequence[nn.Parameter], turn: Any, backward: float) -> float:
-        """Seconds from the start of the backward pass until all gradients of the parameters are complete."""
+        """Returns the seconds from the start of the backward pass until all gradients of the parameters exist."""
         arrived = [self.done[parameter] for parameter in parameters if parameter in self.done]
         return max((min(self.clock.between(turn, mark), backward) for mark in arrived), default=backward)
 
     def needed(self, parameters: Sequence[nn.Parameter], begin: Any, forward: float) -> float:
-        """Seconds from the start of the forward pass to the first use of the parameters that get a gradient."""
+        """Returns the seconds from the start of the forward pass to the first use of trained ``parameters``."""
         since = partial(self.clock.between, begin)
         return min(
             (
@@ -347,7 +347,7 @@ class _Marks:
         )
 
     def _called(self, parameter: nn.Parameter) -> list[nn.Module]:
-        """Modules that used the parameter."""
+        """Returns the modules that used the parameter."""
         # A module may use a parameter of a child without calling the child, as attention does with its output
         # projection. Then the innermost parent that was called counts.
         chains = self.users[parameter]
@@ -356,6 +356,6 @@ class _Marks:
 
 
 def _with_parents(model: nn.Module, path: str) -> list[nn.Module]:
-    """The module at a path, followed by its parents from the inside out."""
+    """Returns the module at a path, followed by its parents from the inside out."""
     names = path.split(".") if path else []
     return [model.get_submodule(".".join(names[:depth])) for depth in range(len(names), -1, -1)]

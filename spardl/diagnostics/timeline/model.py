@@ -1,11 +1,13 @@
-"""The timeline of one training step under each schedule.
+"""Model of the timeline of one training step under each schedule.
 
-All workers are alike, so one is modelled. It has a compute lane for the passes and the update, and a network lane for
-the communication thread, which compresses and sends one group at a time, in the order of their release. A group is
-released when all its gradients are complete and the groups behind it are released: the last group goes first.
+All workers are assumed equal, so one is modelled. It has two lanes (resources that work in parallel). The compute lane
+runs the passes and the update. The network lane is the communication thread, which compresses and sends one group of
+layers at a time, in the order of their release. A group is released when all its gradients are complete and the groups
+behind it are released: the last group goes first. A span is an uninterrupted piece of work on a lane.
 
-A timeline covers one period, from the start of a backward pass to the start of the next. It is steady from the first
-step on, because nothing is in flight at the start of a backward pass: the forward pass before has waited for it.
+A timeline covers one period, from the start of a backward pass to the start of the next. All periods are equal from
+the first step on, because nothing is in flight at the start of a backward pass: the forward pass before has waited for
+it.
 """
 
 from __future__ import annotations
@@ -60,11 +62,11 @@ ORDINARY_STEP = 1_000_003
 
 
 class Work(NamedTuple):
-    """Work of the communication thread for one group.
+    """Time that the communication thread needs for one group of layers.
 
     Attributes:
-        compress: seconds of compression before the first message.
-        transfer: seconds of messages.
+        compress: Time of compression before the first message, in seconds.
+        transfer: Time of the messages, in seconds.
     """
 
     compress: float
@@ -78,13 +80,13 @@ class Work(NamedTuple):
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Work for a group of any size.
+    """Function from the size of a group to the time of its compression and messages.
 
     Args:
-        formula: rounds and words for a number of entries; if only bounds are known, their mean counts.
-        word: bytes per word for a number of entries.
-        network: network that transfers the words.
-        compression: seconds of compression for a number of entries.
+        formula: Function that returns rounds and words for a number of entries; of bounds, the mean is used.
+        word: Function that returns the bytes per word for a number of entries.
+        network: Network that transfers the words.
+        compression: Function that returns the seconds of compression for a number of entries.
     """
 
     formula: Callable[[int], Cost]
@@ -93,18 +95,18 @@ class GroupCost:
     compression: Callable[[int], float]
 
     def __call__(self, entries: int) -> Work:
-        """Work for a group of ``entries`` entries."""
+        """Returns the times for a group of ``entries`` entries."""
         rounds, words = map(_mean, self.formula(entries))
         seconds = rounds * self.network.alpha + words * self.word(entries) * self.network.beta
         return Work(self.compression(entries), seconds)
 
     def seconds(self, entries: int) -> float:
-        """Seconds of compression and messages together, as the functions that form groups need it."""
+        """Returns the seconds of compression and messages together; functions that form groups use them."""
         return self(entries).seconds
 
     @property
     def startup(self) -> float:
-        """Fixed cost of a group in seconds: that of one entry. Merging two groups saves it once."""
+        """Fixed time of a group in seconds: that of one entry. Merging two groups saves it once."""
         return self.seconds(1)
 
 
@@ -116,21 +118,21 @@ def whole(
     dtype: torch.dtype = torch.float32,
     layout: Layout | None = None,
 ) -> GroupCost:
-    """Cost of a method's synchronization in one piece.
+    """Returns the cost of a method's synchronization that runs without a pause.
 
     A group counts as one vector of unknown tensors. A method that compresses matrices then counts as dense, unless the
     tensors of the model are known: in that case each entry has the average cost over the model.
 
     Args:
-        method: method that averages the gradients.
-        workers: number of workers, P.
-        network: network that transfers the words.
-        compression: seconds of compression for a number of entries, such as a ``Linear``.
-        dtype: dtype of the gradients.
-        layout: tensors of the model, if known.
+        method: Method that averages the gradients.
+        workers: Number of workers, P.
+        network: Network that transfers the words.
+        compression: Function that returns the seconds of compression for a number of entries, such as a ``Linear``.
+        dtype: Dtype of the gradients.
+        layout: Shapes of the model's tensors, if known.
 
     Raises:
-        ConfigError: if the method does not support this number of workers.
+        ConfigError: If the method does not support this number of workers.
     """
     method.communicator.check_workers(workers)
     if layout and method.compressor.by_matrix:
@@ -147,19 +149,19 @@ def halves(
     compression: Callable[[int], float],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[GroupCost, GroupCost]:
-    """Costs of a method's synchronization in two halves: up to each worker's reduced shard, and the rest.
+    """Returns the costs of a synchronization in two halves: up to each worker's reduced shard, and the rest.
 
     All compression counts in the first half, in which entries are selected.
 
     Args:
-        method: method that averages the gradients.
-        workers: number of workers, P.
-        network: network that transfers the words.
-        compression: seconds of compression for a number of entries.
-        dtype: dtype of the gradients.
+        method: Method that averages the gradients.
+        workers: Number of workers, P.
+        network: Network that transfers the words.
+        compression: Function that returns the seconds of compression for a number of entries.
+        dtype: Dtype of the gradients.
 
     Raises:
-        ConfigError: if the method cannot be split, or does not support this number of workers.
+        ConfigError: If the method cannot be split, or does not support this number of workers.
     """
     method.communicator.check_workers(workers)
     both = cache(lambda entries: method.half_costs(_context(workers, entries)))
@@ -170,7 +172,7 @@ def halves(
 
 
 def _average_cost(method: Method, workers: int, layout: Layout) -> Callable[[int], Cost]:
-    """Cost of a group with its share of the words of all matrices; the rounds are those of any group."""
+    """Returns the cost of a group with its share of the words of all matrices; rounds are those of any group."""
     model = method.published_cost(Context(Worker(0, workers), layout, ORDINARY_STEP))
 
     def formula(entries: int) -> Cost:
@@ -196,14 +198,14 @@ GroupWork: TypeAlias = Callable[[int], Work]
 
 
 class Lane(Enum):
-    """The two resources that work in parallel."""
+    """The two resources of a worker that work in parallel."""
 
     COMPUTE = "compute"
     NETWORK = "network"
 
 
 class Kind(Enum):
-    """The kinds of work."""
+    """The kinds of work in a training step."""
 
     BACKWARD = "backward"
     FORWARD = "forward"
@@ -220,13 +222,13 @@ class Kind(Enum):
 
 @dataclass(frozen=True)
 class Span:
-    """An uninterrupted piece of work.
+    """An uninterrupted piece of work on a lane.
 
     Attributes:
-        kind: kind of the work.
-        label: layers that it concerns.
-        start: start in seconds from the start of the backward pass.
-        stop: end in seconds from the start of the backward pass.
+        kind: Kind of the work.
+        label: Layers that the work is done for.
+        start: Start in seconds from the start of the backward pass.
+        stop: End in seconds from the start of the backward pass.
     """
 
     kind: Kind
@@ -242,27 +244,27 @@ class Span:
 
 @dataclass(frozen=True)
 class Timeline:
-    """One period of training.
+    """One period of training: a backward pass, and everything up to the next one.
 
     Attributes:
-        spans: all work; the spans of one lane do not overlap.
-        seconds: length of the period: the time of a step.
+        spans: All work of the period; the spans of one lane do not overlap.
+        seconds: Length of the period in seconds: the time of a step.
     """
 
     spans: tuple[Span, ...]
     seconds: float
 
     def busy(self, lane: Lane) -> float:
-        """Seconds during which a lane works."""
+        """Returns the seconds during which a lane works."""
         return sum(span.stop - span.start for span in self.spans if span.lane is lane)
 
 
 @dataclass
 class _Spans:
-    """A lane under construction.
+    """A lane to which work is appended.
 
     Attributes:
-        free: time at which all its work so far is done.
+        free: Time at which all its work so far is done, in seconds.
     """
 
     spans: list[Span] = field(default_factory=list)
@@ -278,43 +280,43 @@ class _Spans:
 
 
 def after_backward(profile: Profile, cost: GroupWork) -> Timeline:
-    """Timeline with one group, released at the end of the backward pass.
+    """Returns the timeline with one group, which is released at the end of the backward pass.
 
     Args:
-        profile: profile of the model.
-        cost: work for a number of entries.
+        profile: Layer times of the model.
+        cost: Function that returns the times for a group of a number of entries.
     """
     return _in_backward(profile, [(0, len(profile.layers))], [profile.backward], cost)
 
 
 def in_backward(profile: Profile, groups: Sequence[Range], cost: GroupWork) -> Timeline:
-    """Timeline with groups that overlap the backward pass and one update after the last (WFBP and its variants).
+    """Returns the timeline with groups that overlap the backward pass, and one update after all (WFBP, variants).
 
     Args:
-        profile: profile of the model.
-        groups: ranges of layers, in flat order, that cover the model.
-        cost: work for a number of entries.
+        profile: Layer times of the model.
+        groups: Ranges of layers, in flat order, that cover the model.
+        cost: Function that returns the times for a group of a number of entries.
 
     Raises:
-        ConfigError: if the groups do not cover the model.
+        ConfigError: If the groups do not cover the model.
     """
     return _in_backward(profile, groups, _ready(profile, groups), cost)
 
 
 def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, second: GroupWork) -> Timeline:
-    """Timeline with first halves in the backward pass and second halves in the next forward pass (DeAR).
+    """Returns the timeline with first halves in the backward pass and second halves in the next forward pass (DeAR).
 
     At the end of the backward pass, the second halves are queued in flat order. The next forward pass runs until it
     needs a layer of a group whose second half has not ended, waits for it, updates the group, and continues.
 
     Args:
-        profile: profile of the model.
-        groups: ranges of layers, in flat order, that cover the model.
-        first: work for the half that ends with reduced shards.
-        second: work for the other half.
+        profile: Layer times of the model.
+        groups: Ranges of layers, in flat order, that cover the model.
+        first: Function that returns the times of the half that ends with reduced shards.
+        second: Function that returns the times of the other half.
 
     Raises:
-        ConfigError: if the groups do not cover the model.
+        ConfigError: If the groups do not cover the model.
     """
     compute, network = _Spans(), _Spans()
     compute.work(Kind.BACKWARD, "", profile.backward)
@@ -336,11 +338,11 @@ def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, secon
 
 
 def ideal(profile: Profile, network: float) -> float:
-    """Seconds of a step in which communication overlaps the backward pass perfectly, without latencies.
+    """Returns the seconds of a step whose communication overlaps the backward pass perfectly, without latencies.
 
     Args:
-        profile: profile of the model.
-        network: seconds of communication and compression.
+        profile: Layer times of the model.
+        network: Time of communication and compression, in seconds.
 
     Source: Zhang et al., DeAR, ICDCS 2023: t_ff + max(t_bp, t_ar), to which the update is added.
     """
@@ -348,12 +350,12 @@ def ideal(profile: Profile, network: float) -> float:
 
 
 def ideal_halves(profile: Profile, first: float, second: float) -> float:
-    """Seconds of a step in which communication overlaps both passes perfectly, without latencies.
+    """Returns the seconds of a step whose communication overlaps both passes perfectly, without latencies.
 
     Args:
-        profile: profile of the model.
-        first: seconds of the halves in the backward pass.
-        second: seconds of the halves in the forward pass.
+        profile: Layer times of the model.
+        first: Time of the halves in the backward pass, in seconds.
+        second: Time of the halves in the forward pass, in seconds.
 
     Source: Zhang et al., DeAR, ICDCS 2023: max(t_bp, t_rs) + max(t_ff, t_ag), the update counted with the forward pass.
     """
@@ -427,8 +429,8 @@ class MethodCosts:
     """Costs of a method on a network.
 
     Attributes:
-        whole: cost of the synchronization in one piece.
-        split: costs of its two halves; ``None`` if it cannot be split.
+        whole: Cost of a synchronization that runs without a pause.
+        split: Costs of its two halves; ``None`` if the method cannot be split.
     """
 
     whole: GroupCost
@@ -443,17 +445,17 @@ class MethodCosts:
         compressing: Callable[[int], float],
         layout: Layout | None = None,
     ) -> MethodCosts:
-        """Costs of a method for a number of workers.
+        """Returns the costs of a method for a number of workers.
 
         Args:
-            method: method that averages the gradients.
-            workers: number of workers, P.
-            network: network that transfers the words.
-            compressing: seconds of compression for a number of entries.
-            layout: tensors of the model, if known.
+            method: Method that averages the gradients.
+            workers: Number of workers, P.
+            network: Network that transfers the words.
+            compressing: Function that returns the seconds of compression for a number of entries.
+            layout: Shapes of the model's tensors, if known.
 
         Raises:
-            ConfigError: if the method does not support this number of workers.
+            ConfigError: If the method does not support this number of workers.
         """
         # A method that cannot be split still supports the schedules without halves.
         try:
@@ -463,7 +465,7 @@ class MethodCosts:
         return cls(whole(method, workers, network, compressing, layout=layout), split)
 
     def on(self, network: Network, compressing: Callable[[int], float]) -> MethodCosts:
-        """The costs on another network or machine; computed rounds and words are reused."""
+        """Returns the costs on another network or machine; computed rounds and words are reused."""
         first = self.split and replace(self.split[0], network=network, compression=compressing)
         second = self.split and replace(self.split[1], network=network)
         split = (first, second) if first and second else None
@@ -471,41 +473,41 @@ class MethodCosts:
 
 
 def groups_by_size(megabytes: float, profile: Profile, cost: GroupCost) -> list[Range]:
-    """Groups of limited size."""
+    """Returns groups of layers of a limited size."""
     return by_size(profile.entries, megabytes * ENTRIES_PER_MB)
 
 
 def merged(profile: Profile, cost: GroupCost) -> list[Range]:
-    """Groups of MG-WFBP."""
+    """Returns the groups of layers that MG-WFBP forms."""
     return merge(profile.entries, profile.ready, cost.seconds, cost.startup)
 
 
 def fused(profile: Profile, cost: GroupCost) -> list[Range]:
-    """Groups of LayerFusion."""
+    """Returns the groups of layers that LayerFusion forms."""
     return optimal(profile.entries, profile.ready, cost.seconds)
 
 
 def one_synchronization(profile: Profile, costs: MethodCosts) -> Timeline:
-    """One synchronization after the backward pass."""
+    """Returns the timeline with one synchronization after the backward pass."""
     return after_backward(profile, costs.whole)
 
 
 def overlapping_backward(
     cut: Callable[[Profile, GroupCost], list[Range]], profile: Profile, costs: MethodCosts
 ) -> Timeline:
-    """Groups that overlap the backward pass."""
+    """Returns the timeline with groups that overlap the backward pass; ``cut`` forms the groups."""
     return in_backward(profile, cut(profile, costs.whole), costs.whole)
 
 
 def overlapping_both(megabytes: float, profile: Profile, costs: MethodCosts) -> Timeline | None:
-    """Halves that overlap both passes; ``None`` if the method cannot be split."""
+    """Returns the timeline with halves that overlap both passes; ``None`` if the method cannot be split."""
     if not costs.split:
         return None
     return in_halves(profile, groups_by_size(megabytes, profile, costs.whole), *costs.split)
 
 
 def beside_both_tuned(profile: Profile, costs: MethodCosts) -> Timeline | None:
-    """The fastest of a sweep of group sizes."""
+    """Returns the fastest timeline of several group sizes, with halves that overlap both passes."""
     found = [timeline for size in SWEPT_MB if (timeline := overlapping_both(size, profile, costs))]
     return min(found, key=lambda timeline: timeline.seconds, default=None)
 

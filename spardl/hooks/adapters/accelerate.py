@@ -36,22 +36,22 @@ def attach(
     accelerator's ``GradScaler``. ``accelerator.save_state`` and ``load_state`` include the state of each worker.
 
     Args:
-        accelerator: accelerator that prepared the model.
-        model: prepared model, a ``DistributedDataParallel``.
-        method: name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
-        optimizer: prepared optimizer of the model, or several, as for :func:`spardl.attach`. Most sparse methods need
+        accelerator: Accelerator that prepared the model.
+        model: Prepared model, a ``DistributedDataParallel``.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
+        optimizer: Prepared optimizer of the model, or several, as for :func:`spardl.attach`. Most sparse methods need
             it, except with ``recipe="published"``. Pass ``clip_norm`` here instead of calling
             ``accelerator.clip_grad_norm_``.
-        fresh: whether residuals start at zero, rather than raise an error, where ``load_state`` finds none.
-        **options: options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
+        fresh: Whether residuals start at zero, rather than raise an error, where ``load_state`` finds none.
+        **options: Options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
     Returns:
         The handle, with ``state_dict``, ``load_state_dict``, ``stats`` and ``detach``.
 
     Raises:
-        ConfigError: if the model is not a DDP, or the method or an option is unknown, does not support the number of
+        ConfigError: If the model is not a DDP, or the method or an option is unknown, does not support the number of
             workers or needs the optimizer.
-        CheckpointError: in ``load_state``, if it finds no state of this worker.
+        CheckpointError: In ``load_state``, if it finds no state of this worker.
     """
     wrapped = distributed(model, "accelerate launch, or torchrun")
     if optimizer is None and isinstance(method_of(method, options).momentum, AutoMomentum):

@@ -35,19 +35,19 @@ class SpardlStrategy(DDPStrategy):
     The state of each worker is saved next to every checkpoint, in a folder ``CHECKPOINT.spardl``.
 
     Args:
-        method: name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
-        ddp: options of Lightning's ``DDPStrategy``, for example ``{"find_unused_parameters": True}``.
-        fresh: whether residuals start at zero, rather than raise an error, where a checkpoint has none.
-        **options: options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
+        ddp: Options of Lightning's ``DDPStrategy``, for example ``{"find_unused_parameters": True}``.
+        fresh: Whether residuals start at zero, rather than raise an error, where a checkpoint has none.
+        **options: Options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
     Attributes:
-        handle: handle of the model; ``None`` before training begins.
+        handle: Handle of the model; ``None`` before training begins.
 
     Raises:
-        ConfigError: with ``schedule="dear"``; when training begins, if the method or an option is unknown, the method
+        ConfigError: With ``schedule="dear"``; when training begins, if the method or an option is unknown, the method
             does not support the number of workers, the optimizers or the trainer's clipping, or checkpoints are not
             written to a local folder.
-        CheckpointError: when training resumes, if the checkpoint has no state of this worker.
+        CheckpointError: When training resumes, if the checkpoint has no state of this worker.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class SpardlStrategy(DDPStrategy):
         self._resume: tuple[str | Path, int] | None = None
 
     def configure_ddp(self) -> None:
-        """Wraps the model for training."""
+        """Wraps the model in DDP for training."""
         super().configure_ddp()
         if self.handle is not None:  # of an earlier fit()
             self.handle.detach()
@@ -83,7 +83,7 @@ class SpardlStrategy(DDPStrategy):
             _state_folder(folder or ".")  # raises before training if workers cannot write there
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
-        """Creates the optimizers and the handle."""
+        """Creates the optimizers, and attaches the method to the model."""
         super().setup_optimizers(trainer)
         scaler = getattr(self.precision_plugin, "scaler", None)
         assert self.model is not None
@@ -97,7 +97,7 @@ class SpardlStrategy(DDPStrategy):
         """Returns the only optimizer; ``None`` if there are several, each of which applies averaged gradients.
 
         Raises:
-            ConfigError: if the method averages updates, but there are several optimizers or the trainer clips.
+            ConfigError: If the method averages updates, but there are several optimizers or the trainer clips.
         """
         optimizers = [unwrap(each) for each in self.optimizers]
         method = method_of(self._method, self._options)
@@ -126,7 +126,7 @@ class SpardlStrategy(DDPStrategy):
             save_state(self.handle, _state_folder(filepath), step=checkpoint["global_step"])
 
     def load_checkpoint(self, checkpoint_path: str | Path, weights_only: bool | None = None) -> dict[str, Any]:
-        """Reads a checkpoint, and this worker's state, now or once the model is wrapped."""
+        """Reads a checkpoint, and loads this worker's state now or as soon as the model is wrapped."""
         checkpoint = super().load_checkpoint(checkpoint_path, weights_only)
         assert self.lightning_module is not None
         if self.lightning_module.trainer.state.fn == TrainerFn.FITTING and "global_step" in checkpoint:

@@ -23,10 +23,10 @@ __all__ = ["distributed", "load_state", "method_of", "save_state", "state_file"]
 
 
 def distributed(model: nn.Module, launcher: str) -> DistributedDataParallel:
-    """Returns the DDP model that a trainer has wrapped; ``launcher`` starts several workers, for the error message.
+    """Returns the DDP model that a trainer has wrapped; the error message names ``launcher``, which starts workers.
 
     Raises:
-        ConfigError: if the model is not distributed by DDP.
+        ConfigError: If the model is not distributed by DDP.
     """
     model = getattr(model, "_orig_mod", model)  # torch.compile() wraps the DDP model
     if not isinstance(model, DistributedDataParallel):
@@ -41,18 +41,18 @@ def method_of(method: str | Method, options: Mapping[str, Any]) -> Method:
     """Returns the method that ``attach`` would use.
 
     Args:
-        method: name of a method, or a method.
-        options: options of ``attach`` and of the method.
+        method: Name of a method, or a method.
+        options: Options of ``attach`` and of the method.
 
     Raises:
-        ConfigError: if the method or an option is unknown.
+        ConfigError: If the method or an option is unknown.
     """
     own = signature(attach).parameters
     return make_method(method, **{key: each for key, each in options.items() if key not in own})
 
 
 class _Read(NamedTuple):
-    """Result of reading a state file: a step, or an error message; neither if a missing file is allowed."""
+    """Result of reading a state file: a step or an error message; neither if the file is missing and may be."""
 
     step: int | None
     fault: str | None
@@ -62,23 +62,23 @@ def state_file(folder: Path, prefix: str = "spardl") -> Path:
     """Returns the path of this worker's state file, whether or not it exists.
 
     Args:
-        folder: folder of a checkpoint.
-        prefix: prefix of the file name.
+        folder: Folder of a checkpoint.
+        prefix: Prefix of the file name.
     """
     return folder / f"{prefix}-{dist.get_rank()}-of-{dist.get_world_size()}.pt"
 
 
 def save_state(handle: Hook, folder: Path, prefix: str = "spardl", *, step: int | None = None) -> None:
-    """Writes this worker's state into a folder; to be called by all workers.
+    """Writes this worker's state into a folder; all workers must call this.
 
     Args:
-        handle: handle from ``attach``.
-        folder: folder to write to; created if it does not exist.
-        prefix: prefix of the file name, which distinguishes the models of one checkpoint.
-        step: step of the checkpoint as the trainer counts it; ``None`` for the handle's own count.
+        handle: Handle from ``attach``.
+        folder: Folder to write to; created if it does not exist.
+        prefix: Prefix of the file name, which distinguishes the models of one checkpoint.
+        step: Step of the checkpoint as the trainer counts it; ``None`` uses the handle's own count.
 
     Raises:
-        OSError: if the file cannot be written; an older one stays intact then.
+        OSError: If the file cannot be written; an older one then stays intact.
     """
     folder.mkdir(parents=True, exist_ok=True)
     # In memory first: torch.save() writes in pieces, and the file must be replaced as a whole.
@@ -90,17 +90,17 @@ def save_state(handle: Hook, folder: Path, prefix: str = "spardl", *, step: int 
 def load_state(
     handle: Hook, folder: Path, prefix: str = "spardl", *, step: int | None = None, fresh: bool = False
 ) -> None:
-    """Restores what ``save_state`` wrote on the same rank and world size; to be called by all workers.
+    """Restores the state that ``save_state`` wrote on the same rank and world size; all workers must call this.
 
     Args:
-        handle: handle from ``attach``.
-        folder: folder passed to ``save_state``.
-        prefix: prefix passed to ``save_state``.
-        step: step of the checkpoint as the trainer counts it, if known.
-        fresh: whether residuals start at zero, rather than raise an error, where no worker has a state.
+        handle: Handle from ``attach``.
+        folder: Folder passed to ``save_state``.
+        prefix: Prefix passed to ``save_state``.
+        step: Step of the checkpoint as the trainer counts it, if known.
+        fresh: Whether residuals start at zero, rather than raise an error, where no worker has a state.
 
     Raises:
-        CheckpointError: on all workers, if one of them has no state for this world size or cannot read it, or the
+        CheckpointError: On all workers, if one of them has no state for this world size or cannot read it, or the
             states belong to different steps or not to that of the checkpoint.
     """
     values, read = _read(state_file(folder, prefix), folder, prefix, fresh)
@@ -132,7 +132,7 @@ def _check(found: Sequence[_Read], folder: Path, step: int | None) -> None:
     """Checks the results of all workers, so that all raise an error if one does.
 
     Raises:
-        CheckpointError: if a worker could not read its state, or steps differ.
+        CheckpointError: If a worker could not read its state, or steps differ.
     """
     # A worker reports its own error first.
     for each in (found[dist.get_rank()], *found):

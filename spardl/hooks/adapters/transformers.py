@@ -24,13 +24,13 @@ class SpardlCallback(TrainerCallback):
     """Callback that :func:`attach_trainer` adds to a trainer.
 
     Args:
-        trainer: trainer of the model.
-        method: name of a method, or a :class:`spardl.Method`.
-        fresh: whether residuals start at zero, rather than raise an error, where a checkpoint has none.
-        options: options of :func:`spardl.attach` and of the method.
+        trainer: Trainer of the model.
+        method: Name of a method, or a :class:`spardl.Method`.
+        fresh: Whether residuals start at zero, rather than raise an error, where a checkpoint has none.
+        options: Options of :func:`spardl.attach` and of the method.
 
     Attributes:
-        handle: handle of the model; ``None`` before training begins.
+        handle: Handle of the model; ``None`` before training begins.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class SpardlCallback(TrainerCallback):
             self._restore()
 
     def _restore(self) -> None:
-        """Restores the trainer's own clipping and norm, also after an exception or a retry with smaller batches."""
+        """Restores the trainer's own gradient clipping, also after an exception or a retry with smaller batches."""
         if self._clip_norm is not None:
             self._trainer.args.max_grad_norm, self._clip_norm = self._clip_norm, None
         vars(self._trainer).pop("_get_grad_norm", None)
@@ -72,7 +72,7 @@ class SpardlCallback(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Attaches the handle, when the trainer has wrapped the model and loaded its checkpoint."""
+        """Attaches the method after the trainer has wrapped the model and loaded its checkpoint."""
         if state.is_hyper_param_search:
             raise ConfigError("attach_trainer() does not work in hyperparameter_search(); call train() for each trial")
         self._restore()  # auto_find_batch_size begins again after a failure
@@ -103,13 +103,13 @@ class SpardlCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Applies updates that are still pending, and restores the trainer's own clipping."""
+        """Applies pending updates, and restores the trainer's own gradient clipping."""
         if self.handle is not None:
             self.handle.flush()
         self._restore()
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Saves this worker's state to the checkpoint that the trainer has written."""
+        """Saves this worker's state to the folder of the checkpoint that the trainer has written."""
         if self.handle is not None and not args.save_only_model:
             save_state(self.handle, _checkpoint(args, state), step=state.global_step)
 
@@ -130,18 +130,18 @@ def attach_trainer(
     worker, and ``resume_from_checkpoint`` restores it.
 
     Args:
-        trainer: trainer of the model.
-        method: name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
-        fresh: whether residuals start at zero, rather than raise an error, where a checkpoint has none.
-        **options: options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
+        trainer: Trainer of the model.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
+        fresh: Whether residuals start at zero, rather than raise an error, where a checkpoint has none.
+        **options: Options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
     Returns:
         The callback, whose ``handle`` provides ``stats`` and more once training has begun.
 
     Raises:
-        ConfigError: when training begins, if the model is not a DDP, or the method or an option is unknown or does not
+        ConfigError: When training begins, if the model is not a DDP, or the method or an option is unknown or does not
             support the number of workers or the optimizer.
-        CheckpointError: when training resumes, if the checkpoint has no state of this worker.
+        CheckpointError: When training resumes, if the checkpoint has no state of this worker.
     """
     callback = SpardlCallback(trainer, method, fresh, options)
     trainer.add_callback(callback)

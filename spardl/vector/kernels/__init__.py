@@ -34,17 +34,17 @@ def _wanted() -> bool:
 
 
 def compiled(tensor: Tensor) -> bool:
-    """Whether numba kernels are used for ``tensor``, of any shape."""
+    """Returns whether numba kernels are used for ``tensor``, of any shape."""
     return tensor.is_cpu and _wanted() and _is_there("numba")
 
 
 def runs_triton(tensor: Tensor) -> bool:
-    """Whether Triton kernels are used for ``tensor``, of any shape."""
+    """Returns whether Triton kernels are used for ``tensor``, of any shape."""
     return tensor.device.type == "cuda" and _wanted() and _is_there("triton")
 
 
 def njit(**options: Any) -> Callable[[Any], Any]:
-    """Decorator like ``numba.njit`` that also works where numba finds no writable cache directory.
+    """Returns a decorator like ``numba.njit`` that also works if numba finds no writable cache directory.
 
     Args:
         **options: Options of ``numba.njit``.
@@ -74,7 +74,7 @@ def njit(**options: Any) -> Callable[[Any], Any]:
 
 @lru_cache
 def _fallback_cache() -> str | None:
-    """Fallback cache directory of the kernels, if any; warns once, in one process per machine."""
+    """Returns the fallback cache directory of the kernels, if any; warns once, in one process per machine."""
     private = private_temporary_folder()
     folder = str(private / "numba") if private else None
     where = f"the kernels are cached in {folder}" if folder else "every process compiles the kernels for itself"

@@ -1,4 +1,4 @@
-"""Compiled kernels that encode and decode messages, levels and 8-bit floats; same bytes as the portable code."""
+"""Compiled kernels that encode and decode messages, quantization levels and 8-bit floats, as the portable code does."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def pack_float8(
     highest: Any,
     packed: Any,
 ) -> None:
-    """Writes the largest magnitude of each block, and each entry's share of it, times 448, as E4M3.
+    """Quantizes blocks to E4M3: writes the largest magnitude of each, and each entry's share of it, times 448.
 
     Args:
         values: Finite float32 or float64 vector of shape (n,).
@@ -149,7 +149,7 @@ def pack_levels(
     row_bits: Any,
     packed: Any,
 ) -> None:
-    """Writes the largest magnitude of each block, and the level of each entry, as planes of packed codes.
+    """Quantizes blocks to levels: writes the largest magnitude of each, and the level of each entry, packed.
 
     Args:
         values: Finite float32 or float64 vector of shape (n,).
@@ -261,9 +261,9 @@ def write(values: Any, indices: Any, capacity: int, length: int, step: int, out:
     Args:
         values: Values as integers of their size.
         indices: Indices as for ``encode``.
-        capacity: Number of entries of the message, padded with zeros.
+        capacity: Maximum number of entries of the message, which is padded with zeros.
         length: Length of the dense vector.
-        step: The number of low bits is a multiple of it.
+        step: Granularity of the low part of indices, a number of bits.
         out: uint8 output, aligned for the values; space after the message is filled with zeros.
     """
     border = capacity * values.itemsize
@@ -275,13 +275,13 @@ def write(values: Any, indices: Any, capacity: int, length: int, step: int, out:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def encode(indices: Any, capacity: int, length: int, step: int, out: Any) -> None:
-    """Encodes indices.
+    """Encodes the indices of a sparse vector as in ``spardl.vector.packing``.
 
     Args:
         indices: int64 indices, strictly increasing, below ``length``, at most ``capacity`` of them.
-        capacity: Number of indices of the message, padded with the index ``length``.
+        capacity: Maximum number of indices in the message, which is padded with the index ``length``.
         length: Length of the dense vector.
-        step: The number of low bits is a multiple of it.
+        step: Granularity of the low part of indices, a number of bits.
         out: uint8 output; space after the code is filled with zeros.
     """
     low = _low_bits(capacity, length, step)
@@ -356,7 +356,7 @@ def decode(messages: Any, slots: Any, indices: Any, values: Any) -> int:
 
     Args:
         messages: uint8 array, aligned for the values.
-        slots: int64 array of shape (messages, 3): capacity, length and step of each message.
+        slots: int64 array of shape (messages, 3): fields ``capacity``, ``length`` and ``step`` of each message's slot.
         indices: int64 output, as long as all capacities together.
         values: Output for the values as integers of their size, of the same length.
 

@@ -184,7 +184,7 @@ def among(positions: Any, others: Any, found: Any) -> None:
     Args:
         positions: int64 positions, a few concatenated increasing runs.
         others: int64 positions, strictly increasing.
-        found: bool output, as long as ``positions``.
+        found: Bool output, as long as ``positions``.
     """
     marks = np.zeros(_TILE, np.uint8)
     begin, number = 0, np.uint8(0)

@@ -167,7 +167,7 @@ def add_and_list(
         clear: Whether to set the gradient to zero, while it is in the cache.
         starts: int64 starts of the ranges, increasing; ranges do not overlap. Entries outside are added as well.
         stops: int64 ends of the ranges.
-        bounds: Least magnitude per range, comparable with the vector's entries.
+        bounds: Smallest magnitude to list per range, comparable with the vector's entries.
         capacities: int64 maximum number of listed entries per range.
         places: Integer output for the listed positions, increasing; as long as the sum of all capacities.
         values: Output for the listed entries.
@@ -197,7 +197,7 @@ _IN_CACHE = 4096
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def largest_magnitude(bits: Any, mask: Any) -> Any:
-    """Finds the bits of the largest magnitude; a NaN exceeds all numbers.
+    """Returns the bits of the largest magnitude; a NaN exceeds all numbers.
 
     Args:
         bits: Vector of shape (n,), as integers.
@@ -222,7 +222,7 @@ def largest_magnitude(bits: Any, mask: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def divide(values: Any, bits: Any, mask: Any, divisor: Any) -> Any:
-    """Divides entries by a number; returns the bits of the largest magnitude before.
+    """Divides entries by a number; returns the bits of the largest magnitude before the division.
 
     Args:
         values: float32 or float64 vector of shape (n,).
@@ -255,7 +255,7 @@ def collect(places: Any, listed: Any, mask: Any, bound: int, out: Any) -> int:
         places: Listed positions.
         listed: Entries at these positions, as integers.
         mask: Mask that removes the sign.
-        bound: Bits of the least magnitude.
+        bound: Bits of the smallest magnitude to write.
         out: int64 output, one longer than the list.
 
     Returns:
@@ -276,7 +276,7 @@ def search(bits: Any, mask: Any, bound: Any, out: Any) -> int:
     Args:
         bits: Entries of the block, as integers.
         mask: Mask that removes the sign.
-        bound: Bits of the least magnitude.
+        bound: Bits of the smallest magnitude to write.
         out: int64 output, at least as long as the block.
 
     Returns:
@@ -485,7 +485,7 @@ def _longest(lists: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def list_of(lists: Any, start: int, stop: int) -> tuple[int, int, int]:
-    """Start, end and bound of the list of a range; -1 without a list."""
+    """Returns start, end and bound of the list of a range; -1 without a list."""
     row = np.searchsorted(lists[0], start)
     if row == lists.shape[1] or lists[0, row] != start or lists[1, row] != stop:
         return -1, -1, -1

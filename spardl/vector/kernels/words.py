@@ -20,23 +20,23 @@ __all__ = ["adds_halves", "fetch", "is_short", "lowest_bit", "number_of_bits", "
 
 
 def adds_halves() -> bool:
-    """Whether this processor converts between float16 and float32; without that, compiled code may not link."""
+    """Returns whether this processor converts between float16 and float32; otherwise compiled code may not link."""
     features = binding.get_host_cpu_features()
     return bool(features.get("f16c") or features.get("fullfp16"))
 
 
 def is_short(dtype: Any) -> bool:
-    """Whether numba's ``dtype`` represents a 16-bit float, whose sum takes several instructions."""
+    """Returns whether numba's ``dtype`` represents a 16-bit float, whose sum takes several instructions."""
     return dtype in (types.uint16, types.int16)
 
 
 def sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    """Sum of the entries of ``memory`` and ``gradient`` at ``place``; ``gradient`` may be ``None``."""
+    """Returns the sum of the entries of ``memory`` and ``gradient`` at ``place``; ``gradient`` may be ``None``."""
     raise NotImplementedError("sum_at() has no Python version; call it only in functions compiled by numba")
 
 
 def reaches(value: Any, bound: Any) -> Any:
-    """Whether the magnitude of ``value`` is at least ``bound``, of the same type."""
+    """Returns whether the magnitude of ``value`` is at least ``bound``, of the same type."""
     raise NotImplementedError("reaches() has no Python version; call it only in functions compiled by numba")
 
 
@@ -104,7 +104,7 @@ def _bfloat16_reaches(value: Any, bound: Any) -> Any:
 
 @intrinsic
 def lowest_bit(typing: Any, word: Any) -> Any:
-    """Position of the lowest set bit of a uint64; 64 if no bit is set."""
+    """Returns the position of the lowest set bit of a uint64; 64 if no bit is set."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         # False: the result for 0 is 64 instead of undefined. Decoding four bits at a time passes words without bits.
@@ -115,7 +115,7 @@ def lowest_bit(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def number_of_bits(typing: Any, word: Any) -> Any:
-    """Number of set bits of a uint64."""
+    """Returns the number of set bits of a uint64."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.ctpop(arguments[0])

@@ -572,6 +572,8 @@ def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) 
     if not carries:
         # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
         return total.div_(workers)
+    if _divides_on_gpu(total):
+        return _divided_on_gpu(total, workers, state, total)
     if not host_reads(total):
         state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
         most = torch.finfo(total.dtype).max / workers
@@ -585,18 +587,28 @@ def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) 
 
 def _limited(total: Tensor, workers: int, state: MethodState) -> Tensor:
     """Divides a sum; clips and counts it if it overflowed, here or on the way."""
-    if runs_triton(total) and total.itemsize <= 4:
-        from spardl.vector.kernels import gpu_entries  # noqa: PLC0415 - triton is installed only with CUDA
-
-        quotients, finite = gpu_entries.limit_and_divide(total, workers)
-        state.send_conditions(finite)
-        return quotients
+    if _divides_on_gpu(total):
+        return _divided_on_gpu(total, workers, state, None)
     if not host_reads(total):
         state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
         return total.nan_to_num(nan=0.0) / workers
     # A copy, since simulated workers may share received tensors.
     overflowed = _overflowed(largest_magnitude([total]), total.dtype, state)
     return (clip_overflow(total.clone()) if overflowed else total) / workers
+
+
+def _divides_on_gpu(total: Tensor) -> bool:
+    # The kernel computes in float32.
+    return runs_triton(total) and total.itemsize <= 4 and total.is_contiguous()
+
+
+def _divided_on_gpu(total: Tensor, workers: int, state: MethodState, out: Tensor | None) -> Tensor:
+    from spardl.vector.kernels import gpu_entries  # noqa: PLC0415 - triton is installed only with CUDA
+
+    finite = state.candidates.flag(total)
+    quotients = gpu_entries.limit_and_divide(total, workers, finite, out)
+    state.send_conditions(finite)
+    return quotients
 
 
 def _overflowed(peak: float, dtype: torch.dtype, state: MethodState) -> bool:

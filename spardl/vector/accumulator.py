@@ -25,9 +25,6 @@ from spardl.vector.wire import EXACT, Wire
 
 __all__ = ["Accumulator", "Select"]
 
-# Conditions that are allocated on a GPU at once.
-_FLAGS = 8
-
 
 class Accumulator:
     """A dense vector with a log of its changes.
@@ -62,8 +59,6 @@ class Accumulator:
         self.bound = bound or Bound()
         self.overflowed = False
         self.finite: list[Tensor] = []
-        # Conditions for ``finite`` that are still unused.
-        self._flags: list[Tensor] = []
         self._settled = False
         # Upper bound of the magnitudes after additions.
         self._largest_possible = self.bound.value
@@ -236,9 +231,7 @@ class Accumulator:
     def _add_on_gpu(self, start: int, block: SparseVector) -> None:
         from spardl.vector.kernels import gpu_entries  # noqa: PLC0415
 
-        if not self._flags:
-            self._flags = list(torch.ones(_FLAGS, dtype=torch.bool, device=self.values.device).unbind())
-        finite, words = self._flags.pop(), self._candidates.marks
+        finite, words = self._candidates.flag(self.values), self._candidates.marks
         where, before = gpu_entries.add(self.values, block.indices, block.values, start, finite, words)
         self._log.append((where, before))
         self.finite.append(finite)

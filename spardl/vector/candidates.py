@@ -160,6 +160,10 @@ class Candidates:
         """
         return self._of(values).check_next(gradient)
 
+    def flag(self, values: Tensor) -> Tensor:
+        """A new condition on the device of ``values``, shape (n,), initially true: bool, shape ()."""
+        return self._of(values).flag(values.device)
+
     @property
     def marks(self) -> Tensor | None:
         """Bitmap of the candidates on a GPU, in which changed entries must be marked: int32, shape (m,)."""

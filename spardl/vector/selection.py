@@ -296,6 +296,10 @@ class Finder(ABC):
         """Bitmap in which changed entries must be marked instead of passing them to ``largest``; often ``None``."""
         return None
 
+    def flag(self, device: torch.device) -> Tensor:
+        """A new condition on ``device``, initially true: bool, shape ()."""
+        return torch.ones((), dtype=torch.bool, device=device)
+
     def check_next(self, gradient: Tensor) -> Tensor | None:
         """Makes the next ``add`` depend on ``gradient``, shape (n,), if it can; see ``Candidates.check_next``."""
         return None

@@ -16,6 +16,8 @@ __all__ = ["UnreadFinder"]
 
 # Capacity of the list of a range: a multiple of k, plus a constant for small ranges; as in ``candidates``.
 _CAPACITY, _EXTRA = 4, 64
+# Flags for the rest of a step, which are allocated with those of the gradient.
+_SPARE = 14
 # Without marks, one program compares all entries of a range; torch is faster for longer ranges.
 _LONGEST = 1 << 20
 
@@ -32,6 +34,7 @@ class UnreadFinder(PortableFinder):
         self._tables: dict[tuple[Range, ...], Tensor] = {}
         self._added = False
         self._flags: Tensor | None = None
+        self._spare: list[Tensor] = []
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
         """Adds the gradient and marks entries; ``ranges`` are ignored, since the bounds are on the device."""
@@ -53,8 +56,12 @@ class UnreadFinder(PortableFinder):
         """Makes the next ``add`` depend on ``gradient``, shape (n,): bool, shape (2,)."""
         from spardl.vector.kernels import gpu_select  # noqa: PLC0415 - triton is installed only with CUDA
 
-        self._flags = gpu_select.finite_flags(gradient)
+        self._flags, *self._spare = gpu_select.finite_flags(gradient, _SPARE).split([2, *[1] * _SPARE])
         return self._flags
+
+    def flag(self, device: torch.device) -> Tensor:
+        """A spare flag if there is one: bool, shape ()."""
+        return self._spare.pop().view(()) if self._spare else super().flag(device)
 
     def _prepare(self, values: Tensor) -> None:
         from spardl.vector.kernels import gpu_select  # noqa: PLC0415

@@ -93,18 +93,20 @@ def add(
     return positions, before
 
 
-def limit_and_divide(total: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
+def limit_and_divide(total: Tensor, divisor: int, finite: Tensor, out: Tensor | None = None) -> Tensor:
     """Clips a sum that overflowed, and divides it, rounding to nearest.
 
     Args:
         total: Sum of shape (m,), float32, bfloat16 or float16.
         divisor: Number to divide by.
+        finite: Bool tensor of shape (), true; becomes false unless all magnitudes are below the largest number, which
+            a sum that was clipped before is equal to.
+        out: Tensor like ``total`` to write the quotients to, possibly the same, shape (m,); ``None`` allocates one.
 
     Returns:
-        The quotients, shape (m,), in new memory; and whether all magnitudes are below the largest number, a bool tensor
-        of shape (). A sum that was clipped before is equal to the largest number.
+        The quotients, shape (m,).
     """
-    finite, out = torch.ones((), dtype=torch.bool, device=total.device), torch.empty_like(total)
+    out = torch.empty_like(total) if out is None else out
     if count := total.numel():
         gpu.launch(
             _limit_and_divide,
@@ -118,7 +120,7 @@ def limit_and_divide(total: Tensor, divisor: int) -> tuple[Tensor, Tensor]:
             _TILE,
             num_warps=_WARPS,
         )
-    return out, finite
+    return out
 
 
 @gpu.kernel

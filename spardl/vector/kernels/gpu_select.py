@@ -59,16 +59,17 @@ def edges_of(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
-def finite_flags(gradient: Tensor) -> Tensor:
+def finite_flags(gradient: Tensor, spare: int = 0) -> Tensor:
     """Checks a gradient for non-finite entries.
 
     Args:
         gradient: Gradient of shape (n,), float32, bfloat16 or float16.
+        spare: Number of further flags.
 
     Returns:
-        Bool tensor of shape (2,): whether all entries are finite, and true, for ``add_and_mark``.
+        Bool tensor of shape (2 + spare,): whether all entries are finite, and true, for ``add_and_mark``.
     """
-    flags = torch.ones(2, dtype=torch.bool, device=gradient.device)
+    flags = torch.ones(2 + spare, dtype=torch.bool, device=gradient.device)
     if gradient.numel():
         gpu.launch(
             _find_nonfinite,

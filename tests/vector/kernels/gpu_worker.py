@@ -160,6 +160,40 @@ def compile_selection_for_hopper(kind: str, has_flags: bool, integer: str) -> di
     return {**texts, "_select": ptx_of(gpu_select._select, types, fixed, gpu_select._WARPS)}
 
 
+def compile_rest_for_hopper(kind: str, bits: int) -> dict[str, str]:
+    """PTX of the kernels for single entries of type ``kind``, sums of sparse vectors and, in float32, levels."""
+    from spardl.vector.kernels import gpu_entries, gpu_levels, gpu_merge
+
+    raw = "*i32" if kind == "fp32" else "*i16"
+    of_values = ("values", "amounts", "before", "total", "out", "out_values", "new", "scales")
+    types = {
+        **dict.fromkeys(of_values, f"*{kind}"),
+        **dict.fromkeys(("positions", "indices", "places", "final", "out_indices"), "*i64"),
+        **dict.fromkeys(("kept_indices", "other_indices"), "*i64"),
+        **dict.fromkeys(("kept_values", "other_values", "taken"), raw),
+        "words": "*i32",
+        **dict.fromkeys(("finite", "codes", "packed"), "*u8"),
+        **dict.fromkeys(("count", "start", "length", "k", "steps", "others", "size", "block", "negative_zero"), "i32"),
+        **dict.fromkeys(("divisor", "most", "top", "half"), "fp32"),
+        **dict.fromkeys(("tile", "vectors", "leave", "bits", "add"), "constexpr"),
+    }
+    fixed = {"tile": 1024, "vectors": 4, "leave": True, "bits": bits, "add": True}
+    as_integers = {**types, "values": raw}
+    kernels = [
+        (gpu_entries._cut, as_integers),
+        (gpu_entries._add, types),
+        (gpu_entries._limit_and_divide, types),
+        (gpu_merge._merge, {**types, "total": "i32"}),
+        (gpu_merge._magnitudes, types),
+        (gpu_merge._split, as_integers),
+        (gpu_merge._write_others, types),
+    ]
+    if kind == "fp32":
+        read = {**types, "scales": "*u8"}
+        kernels += [(gpu_levels._quantize, types), (gpu_levels._pack, types), (gpu_levels._read, read)]
+    return {f"{each.__module__}.{each.fn.__name__}": ptx_of(each, kinds, fixed, 4) for each, kinds in kernels}
+
+
 def _serve(pipe: Connection, interpreted: bool, needs_cpu: bool) -> None:
     warnings.simplefilter("error")
     warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of overflows that a GPU passes over in silence

@@ -235,7 +235,8 @@ def _shard(block: SparseVector, own: ReducedBlock, peers: Team) -> SparseVector:
     """Returns the block with indices in the whole vector."""
     # Every team ends with the same block; only the first one counts it.
     count = 0 if peers.position else len(block)
-    return SparseVector(block.indices[:count] + own.start, block.values[:count], own.accumulated.values.numel())
+    indices = block.indices[:count] + own.start if own.start else block.indices[:count]
+    return SparseVector(indices, block.values[:count], own.accumulated.values.numel())
 
 
 def recursive_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:

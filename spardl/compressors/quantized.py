@@ -22,7 +22,7 @@ from spardl.basics.checks import check_bool, check_choice, check_integer
 from spardl.basics.errors import ConfigError
 from spardl.compressors.base import CodeCompressor, Mass
 from spardl.protocol.programs import Combination, Context, State, seeded_generator
-from spardl.vector.bits import ScaledCodes
+from spardl.vector.bits import ScaledCodes, aligned
 from spardl.vector.layout import Layout
 from spardl.vector.levels import (
     Written,
@@ -207,8 +207,12 @@ class Quantized(CodeCompressor):
         if len(coded.borders) == 1 and not self.rotate and _compute_dtype(vector.dtype) == vector.dtype:
             FORMATS[self.format].read(scales, codes, self.block, coded.of(vector), add=add)
         else:
-            coded.put(self._values(scales, codes, coded.entries), vector, add=add)
-        exempt.put(message[border:].clone().view(vector.dtype), vector, add=add)
+            numbers = aligned(scales, vector.dtype)
+            coded.put(self._values(numbers, codes, coded.entries), vector, add=add)
+        if add:
+            exempt.put(aligned(message[border:], vector.dtype), vector, add=True)
+        else:
+            exempt.put_bytes(message[border:], vector)
 
     def _values(self, scales: Tensor, codes: Tensor, count: int) -> Tensor:
         wide, form = scales.to(_compute_dtype(scales.dtype)), FORMATS[self.format]
@@ -284,10 +288,18 @@ class _Ranges(NamedTuple):
             elif place.data_ptr() != piece.data_ptr():
                 place.copy_(piece)
 
+    def put_bytes(self, message: Tensor, vector: Tensor) -> None:
+        """Writes values, given as bytes that need not be aligned, to these ranges of a vector."""
+        start = 0
+        for first, last in self.borders:
+            place = vector[first:last].view(torch.uint8)
+            place.copy_(message[start : start + place.numel()])
+            start += place.numel()
+
     def clear(self, vector: Tensor) -> None:
         """Sets the entries in these ranges to zero."""
         for start, stop in self.borders:
-            vector[start:stop] = 0
+            vector[start:stop].zero_()
 
 
 @lru_cache(maxsize=256)

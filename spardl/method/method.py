@@ -23,11 +23,12 @@ from spardl.method import registry
 from spardl.method.elastic import owners, redistribute, sources
 from spardl.method.momentum import Moments, Momentum, OptimizerMomentum, Spread
 from spardl.method.registry import incompatibility
-from spardl.method.residuals import Residual
+from spardl.method.residuals import ErrorFeedback, Residual
 from spardl.method.warmup import Warmup
 from spardl.protocol.programs import Boundary, Context, Cost, Phase, Program, State, Step, Worker, describe
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
+from spardl.vector.kernels import runs_triton
 from spardl.vector.late import LateConditions
 from spardl.vector.layout import Layout
 from spardl.vector.norms import Bound, clip_overflow, divide, host_reads, largest_magnitude, peak_of
@@ -464,6 +465,14 @@ class Method:
 
     def _accumulate_unread(self, gradient: Tensor, state: MethodState) -> None:
         memory, limits = state.memory, torch.finfo(state.memory.dtype)
+        # Other residuals may do more than to pass the gradient on.
+        if type(self.residual).accumulate is ErrorFeedback.accumulate:
+            flags = state.candidates.check_next(memory, gradient)
+            if flags is not None:
+                applied = self.momentum.apply(gradient, state.moments)
+                self.residual.accumulate(memory, applied, state.candidates)
+                state.conditions += flags.unbind()
+                return
         finite = peak_of(gradient) < math.inf
         # Adding -0 leaves every number as it is.
         usable = torch.where(finite, self.momentum.apply(gradient, state.moments), -0.0)
@@ -560,7 +569,7 @@ class Method:
         state.conditions += accumulated.finite
         self.residual.keep(accumulated, total.indices)
         scaled = self.residual.scale(total, self.compressor.parts(context))
-        return SparseVector(scaled.indices, _limited(scaled.values, state), scaled.length).divided(worker.size)
+        return SparseVector(scaled.indices, _limited(scaled.values, worker.size, state), scaled.length)
 
 
 def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) -> Tensor:
@@ -568,6 +577,8 @@ def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) 
     if not carries:
         # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
         return total.div_(workers)
+    if _divides_on_gpu(total):
+        return _divided_on_gpu(total, workers, state, total)
     if not host_reads(total):
         state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
         most = torch.finfo(total.dtype).max / workers
@@ -579,13 +590,30 @@ def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) 
     return total
 
 
-def _limited(total: Tensor, state: MethodState) -> Tensor:
-    """Clips a sum that overflowed on this worker or on the way, and counts the step."""
+def _limited(total: Tensor, workers: int, state: MethodState) -> Tensor:
+    """Divides a sum; clips and counts it if it overflowed, here or on the way."""
+    if _divides_on_gpu(total):
+        return _divided_on_gpu(total, workers, state, None)
     if not host_reads(total):
         state.send_conditions(peak_of(total) < torch.finfo(total.dtype).max)
-        return total.nan_to_num(nan=0.0)
+        return total.nan_to_num(nan=0.0) / workers
     # A copy, since simulated workers may share received tensors.
-    return clip_overflow(total.clone()) if _overflowed(largest_magnitude([total]), total.dtype, state) else total
+    overflowed = _overflowed(largest_magnitude([total]), total.dtype, state)
+    return (clip_overflow(total.clone()) if overflowed else total) / workers
+
+
+def _divides_on_gpu(total: Tensor) -> bool:
+    # The kernel computes in float32.
+    return runs_triton(total) and total.itemsize <= 4 and total.is_contiguous()
+
+
+def _divided_on_gpu(total: Tensor, workers: int, state: MethodState, out: Tensor | None) -> Tensor:
+    from spardl.vector.kernels import gpu_entries  # noqa: PLC0415 - triton is installed only with CUDA
+
+    finite = state.candidates.flag(total)
+    quotients = gpu_entries.limit_and_divide(total, workers, finite, out)
+    state.send_conditions(finite)
+    return quotients
 
 
 def _overflowed(peak: float, dtype: torch.dtype, state: MethodState) -> bool:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spardl.vector import sparse
 from spardl.vector.candidates import Candidates
-from spardl.vector.kernels import compiled
+from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.layout import Range, Ranges
 from spardl.vector.norms import Bound, clip_overflow, fits, host_reads, largest_magnitude, peak_of
 from spardl.vector.packing import NIBBLE
@@ -121,12 +121,24 @@ class Accumulator:
         """
         ranges = Ranges.of(parts)
         positions, start, length = select(self, ranges), ranges.start, ranges.length
+        if runs_triton(self.values) and not self.wire.rounds(self.values.dtype):
+            return self._take_on_gpu(positions, start, length)
         indices = positions - start if start else positions
         if start + length > self.values.numel():
             # Entries after the wrap-around have lower positions than the start.
             indices = torch.where(indices < 0, indices + self.values.numel(), indices)
         taken = SparseVector(indices, self._cut(positions), length)
         self._note_change(start, positions, taken)
+        return taken
+
+    def _take_on_gpu(self, positions: Tensor, start: int, length: int) -> SparseVector:
+        from spardl.vector.kernels import gpu_entries  # noqa: PLC0415 - triton is installed only with CUDA
+
+        taken = SparseVector(*gpu_entries.cut(self.values, positions, start), length)
+        self._note_cut(positions, taken.values, None)
+        # Marked entries stay candidates, and a zero is never missed.
+        if self._candidates.marks is None:
+            self._note_change(start, positions, taken)
         return taken
 
     def take_at(self, positions: Tensor) -> Tensor:
@@ -142,13 +154,16 @@ class Accumulator:
         return self._cut(positions)
 
     def _cut(self, positions: Tensor) -> Tensor:
-        self._taken_late = self._taken_late or len(self._log) > len(self._taken)
         values, sent, error = self._cut_rounded(positions)
+        self._note_cut(positions, values, error)
+        return sent
+
+    def _note_cut(self, positions: Tensor, values: Tensor, error: Tensor | None) -> None:
+        self._taken_late = self._taken_late or len(self._log) > len(self._taken)
         self._taken.append(positions)
         self._log.append((positions, values))
         if error is not None:
             self._errors.append((positions, error))
-        return sent
 
     def _cut_rounded(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
         """Removes entries; returns the original values, the rounded ones to send, and the errors kept, if any."""
@@ -190,6 +205,9 @@ class Accumulator:
             start: Position of the block's first entry; the block may wrap around the end of the vector.
             block: Sparse block to add.
         """
+        if runs_triton(self.values) and self.values.itemsize <= 4:
+            self._add_on_gpu(start, block)
+            return
         where, length = block.indices + start if start else block.indices, self.values.numel()
         if start + block.length > length:
             # The block wraps around the end of the vector.
@@ -212,6 +230,16 @@ class Accumulator:
         self.values[positions] = sums.nan_to_num(nan=0.0)
         self._log.append((positions, before))
         self.finite.append(peak_of(sums) < math.inf)
+
+    def _add_on_gpu(self, start: int, block: SparseVector) -> None:
+        from spardl.vector.kernels import gpu_entries  # noqa: PLC0415
+
+        finite, words = self._candidates.flag(self.values), self._candidates.marks
+        where, before = gpu_entries.add(self.values, block.indices, block.values, start, finite, words)
+        self._log.append((where, before))
+        self.finite.append(finite)
+        if words is None:
+            self._note_change(start, where, block)
 
     def _cut_at(self, positions: Tensor) -> None:
         sums = sparse.gather(self.values, positions)
@@ -329,6 +357,11 @@ class Accumulator:
 
 def _restore_unsettled(values: Tensor, where: Tensor, old: Tensor, final: Tensor, *, whole: bool) -> None:
     """Restores taken entries that are not in the final result, or sets them to zero if all taken ones are settled."""
+    if runs_triton(values):
+        from spardl.vector.kernels import gpu_merge  # noqa: PLC0415
+
+        gpu_merge.write_others(values, where, None if whole else old, final)
+        return
     if not host_reads(values):
         new = torch.where(is_within(where, final), sparse.gather(values, where), 0 if whole else old)
         sparse.put(values, where, new)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-__all__ = ["WIDTHS", "ScaledCodes", "low_bits", "pack_codes", "packed_bytes", "unpack_codes"]
+__all__ = ["WIDTHS", "ScaledCodes", "aligned", "low_bits", "pack_codes", "packed_bytes", "unpack_codes"]
 
 WIDTHS = (1, 2, 4, 8)
 """Supported numbers of bits per code."""
@@ -57,6 +57,20 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
     for place in range(8 // bits):
         torch.bitwise_right_shift(packed, bits * place, out=codes[place * size : (place + 1) * size])
     return codes.bitwise_and_(2**bits - 1)[:count]
+
+
+def aligned(message: Tensor, dtype: torch.dtype) -> Tensor:
+    """Reads bytes as numbers.
+
+    Args:
+        message: uint8 tensor of shape (m * itemsize,), or a tensor of type ``dtype``.
+        dtype: Type of the numbers.
+
+    Returns:
+        Tensor of shape (m,): a view, or a copy if the bytes are not aligned for the type.
+    """
+    # A slice of a longer message may start anywhere.
+    return (message.clone() if message.storage_offset() * message.itemsize % dtype.itemsize else message).view(dtype)
 
 
 class ScaledCodes(NamedTuple):
@@ -112,21 +126,20 @@ class ScaledCodes(NamedTuple):
             Scales, shape (scales,), and codes as uint8, shape (codes,), both in new memory.
         """
         scales, packed = self.cut(message, dtype)
-        return scales, unpack_codes(packed, self.bits, self.codes)
+        return scales.clone().view(dtype), unpack_codes(packed, self.bits, self.codes)
 
     def cut(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Splits a message without unpacking its codes.
+        """Splits a message without reading it.
 
         Args:
             message: uint8 tensor of shape (size(dtype),).
             dtype: Type of the scales.
 
         Returns:
-            Scales, shape (scales,), in new memory, and packed codes as uint8, a view of the message.
+            The bytes of the scales and the packed codes, both uint8 and views of the message; see ``aligned``.
         """
         border = self.scales * dtype.itemsize
-        # In a slice of a longer message, the scales may start at an offset that is not aligned for their type.
-        return message[:border].clone().view(dtype), message[border:]
+        return message[:border], message[border:]
 
 
 def low_bits(capacity: int, length: int, step: int) -> int:

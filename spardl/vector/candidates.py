@@ -148,6 +148,28 @@ class Candidates:
         self._statistics = statistics
         self._found.clear()
 
+    def check_next(self, values: Tensor, gradient: Tensor) -> Tensor | None:
+        """Makes the next ``add`` depend on a gradient, if the device can do so in the same pass.
+
+        Args:
+            values: Vector of shape (n,).
+            gradient: Gradient of shape (n,).
+
+        Returns:
+            Bool tensor of shape (2,), on the device: whether the gradient is finite, otherwise nothing will be added;
+            and whether the sums will be finite, otherwise they will be clipped. ``None`` if ``add`` checks nothing.
+        """
+        return self._of(values).check_next(gradient)
+
+    def flag(self, values: Tensor) -> Tensor:
+        """A new condition on the device of ``values``, shape (n,), initially true: bool, shape ()."""
+        return self._of(values).flag(values.device)
+
+    @property
+    def marks(self) -> Tensor | None:
+        """Bitmap of the candidates on a GPU, in which changed entries must be marked: int32, shape (m,)."""
+        return self._finder.marks if self._finder else None
+
     def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor], spare: float = 1.0) -> Tensor:
         """Finds the k largest entries of each range; ties go to the lowest positions.
 

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from spardl.vector.bits import pack_codes, packed_bytes, unpack_codes
-from spardl.vector.kernels import compiled
+from spardl.vector.bits import aligned, pack_codes, packed_bytes, unpack_codes
+from spardl.vector.kernels import compiled, runs_triton
 
 __all__ = [
     "HIGHEST",
@@ -108,6 +108,11 @@ def pack_levels(
     if rounded is None and compiled(values):
         _pack_levels(values, block, bits, leave, scales, packed)
         return scales, packed
+    if rounded is None and _runs_on_gpu(values, block):
+        from spardl.vector.kernels import gpu_levels  # noqa: PLC0415 - triton is installed only with CUDA
+
+        gpu_levels.pack_levels(values.contiguous(), block, bits, leave, scales, packed)
+        return scales, packed
     rows, top = in_blocks(values, block), highest(bits)
     scales.copy_(divide_rows(rows))
     levels = rows.view(-1)[: values.numel()].mul_(top)
@@ -116,6 +121,14 @@ def pack_levels(
     if leave:
         values.sub_(_read_levels(scales, packed, block, bits, values.numel()))
     return scales, packed
+
+
+# Longest block that one program of a GPU holds.
+_LONGEST = 1 << 14
+
+
+def _runs_on_gpu(values: Tensor, block: int) -> bool:
+    return values.dtype == torch.float32 and block <= _LONGEST and runs_triton(values)
 
 
 def allocate(values: Tensor, block: int, bits: int) -> Written:
@@ -149,13 +162,19 @@ def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: T
     """Decodes levels written by ``pack_levels``.
 
     Args:
-        scales: Scales of the blocks, shape (ceil(n / block),).
+        scales: Scales of the blocks, shape (ceil(n / block),); or their bytes as uint8, aligned or not.
         packed: Packed codes as uint8, shape (packed_bytes(n, bits),).
         block: Number of entries per block.
         bits: Bits per code.
         values: Contiguous tensor of shape (n,) to write to, in the dtype of the scales.
         add: Whether to add to ``values`` instead of overwriting them.
     """
+    if _runs_on_gpu(values, block):
+        from spardl.vector.kernels import gpu_levels  # noqa: PLC0415 - triton is installed only with CUDA
+
+        gpu_levels.read_levels(scales.view(torch.uint8), packed, block, bits, values, add)
+        return
+    scales = aligned(scales, values.dtype)
     if compiled(values):
         from spardl.vector.kernels import codec as kernels  # noqa: PLC0415 - numba is optional
 
@@ -234,12 +253,13 @@ def read_float8(scales: Tensor, packed: Tensor, block: int, values: Tensor, *, a
     """Decodes numbers written by ``pack_float8``.
 
     Args:
-        scales: Scales of the blocks, shape (ceil(n / block),).
+        scales: Scales of the blocks, shape (ceil(n / block),); or their bytes as uint8, aligned or not.
         packed: E4M3 bits as uint8, shape (n,).
         block: Number of entries per block.
         values: Contiguous tensor of shape (n,) to write to, in the dtype of the scales.
         add: Whether to add to ``values`` instead of overwriting them.
     """
+    scales = aligned(scales, values.dtype)
     if compiled(values):
         from spardl.vector.kernels import codec as kernels  # noqa: PLC0415 - numba is optional
 

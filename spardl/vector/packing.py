@@ -30,7 +30,7 @@ from torch import Tensor
 
 from spardl.basics.errors import ProgramError
 from spardl.vector.bits import low_bits, pack_codes, packed_bytes, unpack_codes
-from spardl.vector.kernels import compiled
+from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.norms import host_reads
 from spardl.vector.sparse import SparseVector
 
@@ -114,8 +114,11 @@ def pack_indices(indices: Tensor, slot: Slot) -> Tensor:
     """
     _check_capacity(indices.numel(), slot)
     out = torch.empty(index_bytes(slot), dtype=torch.uint8, device=indices.device)
-    write = _encode_compiled if compiled(indices) else _encode
-    write(indices, slot, out)
+    if runs_triton(out):
+        _pack_on_gpu(indices, None, slot, out, out[:0])
+    else:
+        write = _encode_compiled if compiled(indices) else _encode
+        write(indices, slot, out)
     return out
 
 
@@ -150,6 +153,9 @@ def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | Non
         return out
     border = slot.capacity * dtype.itemsize
     values = out[:border].view(dtype)
+    if runs_triton(out):
+        _pack_on_gpu(vector.indices, vector.values.to(dtype), slot, out[border:], values)
+        return out
     values[: len(vector)] = vector.values
     # Equal vectors must give equal bytes, so the padding is not left uninitialized.
     values[len(vector) :] = 0
@@ -162,6 +168,15 @@ def _pack_compiled(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Te
 
     values = vector.values.to(dtype).view(_RAW_DTYPES[dtype.itemsize])
     codec.write(values.numpy(), vector.indices.numpy(), *slot, out.numpy())
+
+
+def _pack_on_gpu(indices: Tensor, values: Tensor | None, slot: Slot, out: Tensor, places: Tensor) -> None:
+    from spardl.vector.kernels import gpu_codec  # noqa: PLC0415 - triton is installed only with CUDA
+
+    raw, sizes = _RAW_DTYPES[places.itemsize], _index_sizes(slot)
+    numbers = (slot.capacity, slot.length, *sizes)
+    own = None if values is None else values.contiguous().view(raw)
+    gpu_codec.encode(indices.contiguous(), own, numbers, out, places.view(raw))
 
 
 def unpack(message: Tensor, slot: Slot, dtype: torch.dtype, into: torch.dtype) -> SparseVector:
@@ -285,6 +300,8 @@ def _decode(
     sizes = [message_bytes(slot, dtype) for slot in slots]
     if sum(sizes) > messages.numel():
         raise too_short(messages)
+    if runs_triton(messages):
+        return _decode_on_gpu(messages[: sum(sizes)], tuple(slots), dtype, into, full=full)
     parts, values, start = [], [], 0
     for message, slot in zip(messages[: sum(sizes)].split(sizes), slots, strict=True):
         border = slot.capacity * dtype.itemsize
@@ -299,9 +316,42 @@ def _decode(
     found = torch.cat(parts)
     if full:
         return SparseVector(found, torch.cat(values).to(into), start)
+    return _present(found, torch.cat(values), into, start)
+
+
+def _present(indices: Tensor, values: Tensor, into: torch.dtype, length: int) -> SparseVector:
+    """Drops the padding, which has negative indices."""
     # The only synchronization with the device.
-    kept = (found >= 0).nonzero().squeeze(1)
-    return SparseVector(found[kept], torch.cat(values)[kept].to(into), start)
+    kept = (indices >= 0).nonzero().squeeze(1)
+    return SparseVector(indices[kept], values[kept].to(into), length)
+
+
+def _decode_on_gpu(
+    messages: Tensor, slots: tuple[Slot, ...], dtype: torch.dtype, into: torch.dtype, *, full: bool
+) -> SparseVector:
+    from spardl.vector.kernels import gpu_codec  # noqa: PLC0415
+
+    _, capacity, length = _table(slots)
+    raw = messages.contiguous().view(_RAW_DTYPES[dtype.itemsize])
+    table = _gpu_table(slots, dtype, messages.device)
+    indices, values = gpu_codec.decode(messages, raw, table, capacity, full=full)
+    if full:
+        return SparseVector(indices, values.view(dtype).to(into), length)
+    return _present(indices, values.view(dtype), into, length)
+
+
+@lru_cache(maxsize=256)
+def _gpu_table(slots: tuple[Slot, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Table of the slots on the device; cached, so that only the first step copies it."""
+    from spardl.vector.kernels import gpu_codec  # noqa: PLC0415
+
+    rows, begin, entries, start = [], 0, 0, 0
+    for slot in slots:
+        rows.append((begin, slot.capacity, slot.length, *_index_sizes(slot), entries, start))
+        begin += message_bytes(slot, dtype)
+        entries += slot.capacity
+        start += slot.length
+    return gpu_codec.table_of(rows, device)
 
 
 def _indices(code: Tensor, slot: Slot) -> Tensor:

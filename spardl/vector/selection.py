@@ -292,6 +292,19 @@ class Finder(ABC):
             touched: int64 positions of entries that may have changed since ``add``, shape (m,) each, increasing.
         """
 
+    @property
+    def marks(self) -> Tensor | None:
+        """Bitmap in which changed entries must be marked instead of passing them to ``largest``; often ``None``."""
+        return None
+
+    def flag(self, device: torch.device) -> Tensor:
+        """A new condition on ``device``, initially true: bool, shape ()."""
+        return torch.ones((), dtype=torch.bool, device=device)
+
+    def check_next(self, gradient: Tensor) -> Tensor | None:
+        """Makes the next ``add`` depend on ``gradient``, shape (n,), if it can; see ``Candidates.check_next``."""
+        return None
+
     def reaching(
         self, values: Tensor, part: Range, bound: float, most: int, touched: Sequence[Tensor]
     ) -> Tensor | None:
@@ -602,13 +615,19 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
 
 def finder_for(values: Tensor) -> Finder:
     """Returns the fastest finder for vectors like ``values``, shape (n,)."""
-    # Compiled addition of float16 needs processor support; the GPU kernel does not support it.
+    # Compiled addition of float16 needs processor support.
     half = values.dtype == torch.float16
     if compiled(values) and values.dtype in _KINDS:
         from spardl.vector.kernels.words import adds_halves  # noqa: PLC0415 - takes seconds to import
 
         return CompiledFinder(values.dtype) if not half or adds_halves() else PortableFinder()
-    return GpuFinder() if runs_triton(values) and values.dtype in _KINDS and not half else PortableFinder()
+    if not runs_triton(values) or values.dtype not in _KINDS:
+        return PortableFinder()
+    if values.itemsize > 4 or values.numel() >= 2**31:
+        return GpuFinder()
+    from spardl.vector.unread import UnreadFinder  # noqa: PLC0415 - it imports this module
+
+    return UnreadFinder()
 
 
 def top_k(values: Tensor, k: int) -> Tensor:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.vector.kernels import compiled
+from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.norms import Magnitudes, clip_overflow, host_reads, largest_magnitude
 from spardl.vector.selection import top_k, top_k_unread
 
@@ -322,6 +322,11 @@ def merge_padded(vectors: Sequence[SparseVector]) -> SparseVector:
     Returns:
         The sum, as many entries as all vectors together: an index of several vectors is repeated, with its sum.
     """
+    if _adds_on_gpu(vectors):
+        from spardl.vector.kernels import gpu_merge  # noqa: PLC0415 - triton is installed only with CUDA
+
+        joined = (torch.cat([getattr(vector, part) for vector in vectors]) for part in ("indices", "values"))
+        return SparseVector(*gpu_merge.merge(*joined, len(vectors)), vectors[0].length)
     indices = torch.cat([vector.indices for vector in vectors]).sort().values
     sums = vectors[0].values.new_zeros(indices.numel())
     # The first of equal indices collects the sum, in the order of the vectors.
@@ -329,6 +334,12 @@ def merge_padded(vectors: Sequence[SparseVector]) -> SparseVector:
         sums[torch.searchsorted(indices, vector.indices)] += vector.values
     values = sums[torch.searchsorted(indices, indices)]
     return SparseVector(indices, clip_overflow(values), vectors[0].length)
+
+
+def _adds_on_gpu(vectors: Sequence[SparseVector]) -> bool:
+    """Whether kernels add vectors: they compute in float32, and expect equal numbers of entries."""
+    values = vectors[0].values
+    return runs_triton(values) and values.itemsize <= 4 and len({len(vector) for vector in vectors}) == 1
 
 
 def top_padded(merged: SparseVector, k: int) -> tuple[SparseVector, SparseVector]:
@@ -343,6 +354,13 @@ def top_padded(merged: SparseVector, k: int) -> tuple[SparseVector, SparseVector
         a kept one has the value -0, which changes no sum.
     """
     indices, values = merged.indices, merged.values
+    if _adds_on_gpu([merged]) and k:
+        from spardl.vector.kernels import gpu_merge, gpu_select  # noqa: PLC0415
+
+        table = gpu_select.table_of_all(indices.numel(), k, indices.device)
+        places = gpu_select.select_from_all(gpu_merge.magnitudes(indices, values), k, table)
+        parts = gpu_merge.split(indices, values, places)
+        return SparseVector(*parts[:2], merged.length), SparseVector(*parts[2:], merged.length)
     repeated = torch.zeros_like(indices, dtype=torch.bool)
     torch.eq(indices[1:], indices[:-1], out=repeated[1:])
     places = top_k_unread(torch.where(repeated, -1, values.abs()), k)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any, ClassVar
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
@@ -220,6 +221,27 @@ def emulated(meter: Meter) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def emulated_with_triton(meter: Meter) -> Iterator[None]:
+    """Emulates a GPU with Triton; its interpreter must be enabled before this process imports Triton."""
+    from spardl.vector import kernels
+    from spardl.vector.kernels import gpu
+
+    launch = gpu.launch
+
+    def counted(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+        assert any(isinstance(each, OnDevice) for each in arguments)
+        meter.launch(function.fn.__name__)
+        launch(function, grid, *map(on_host, arguments), **options)
+
+    with (
+        patch.object(gpu, "launch", counted),
+        patch.object(kernels, "_TRITON_DEVICES", frozenset({DEVICE.type})),
+        emulated(meter),
+    ):
+        yield
+
+
 def gradients_of(layout: Layout, workers: int, step: int, dtype: torch.dtype = torch.float32) -> list[Tensor]:
     """Gradients in host memory, with magnitudes that change slowly from step to step."""
     generator = torch.Generator().manual_seed(1)
@@ -354,7 +376,15 @@ def _states(
     return [method.init_state(layout, dtype, device) for _ in range(workers)]
 
 
-def measured(method: Method, layout: Layout, *, workers: int = 4, warm: int = 4, steps: int = 2) -> list[Meter]:
+def measured(
+    method: Method,
+    layout: Layout,
+    *,
+    workers: int = 4,
+    warm: int = 4,
+    steps: int = 2,
+    emulation: Callable[[Meter], AbstractContextManager[None]] = emulated,
+) -> list[Meter]:
     """Measures float32 steps in the steady state of a method.
 
     Args:
@@ -363,13 +393,14 @@ def measured(method: Method, layout: Layout, *, workers: int = 4, warm: int = 4,
         workers: number of workers.
         warm: number of steps before the measured ones.
         steps: number of measured steps.
+        emulation: ``emulated`` or ``emulated_with_triton``.
 
     Returns:
         The meter of each measured step, with the counts of worker 0.
     """
     # Only one worker is counted: the others have a meter that the modes do not know.
     shared, idle, meters = Meter(), Meter(), []
-    with emulated(shared):
+    with emulation(shared):
         states = _states(method, layout, DEVICE, torch.float32, workers)
         for step in range(warm + steps):
             shared.launches, shared.reads = Counter(), Counter()

@@ -52,7 +52,7 @@ class Target(NamedTuple):
             kept, dropped = top_padded(merge_padded(blocks), self.slot.capacity)
         else:
             kept, dropped = merge(blocks).top(self.slot.capacity)
-        self.accumulated.add(self.start, dropped.divided(holders))
+        self.accumulated.add(self.start, dropped.divided(holders) if holders > 1 else dropped)
         return self.accumulated.rounded(self.start, kept, holders)
 
 

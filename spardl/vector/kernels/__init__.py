@@ -20,6 +20,9 @@ from spardl.basics.files import private_temporary_folder
 
 __all__ = ["compiled", "njit", "runs_triton"]
 
+# Tests add an emulated device.
+_TRITON_DEVICES = frozenset({"cuda"})
+
 
 @lru_cache
 def _is_there(library: str) -> bool:
@@ -40,7 +43,7 @@ def compiled(tensor: Tensor) -> bool:
 
 def runs_triton(tensor: Tensor) -> bool:
     """Returns whether Triton kernels are used for ``tensor``, of any shape."""
-    return tensor.device.type == "cuda" and _wanted() and _is_there("triton")
+    return tensor.device.type in _TRITON_DEVICES and _wanted() and _is_there("triton")
 
 
 def njit(**options: Any) -> Callable[[Any], Any]:

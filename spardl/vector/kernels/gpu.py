@@ -17,7 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_and_list"]
+__all__ = ["add_and_list", "below", "kernel", "launch", "ones", "rounded"]
 
 _TILE = 4096  # entries per program: 16 per thread and vector, enough loads in flight with a few programs per SM
 _GROUP = 8  # tiles whose bits one program turns into positions: one tile has only 512 bytes of bits
@@ -150,14 +150,34 @@ def _positions(
     return positions, counts
 
 
-def _kernel(function: Callable[..., object]) -> Any:
-    """Compiles a function for the device at its first launch."""
+def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
+    """Launches a kernel on the current stream of the device of its first argument.
+
+    Args:
+        function: Function decorated with ``kernel``.
+        grid: Number of programs along each axis.
+        *arguments: Arguments of the kernel, the first one a tensor of any shape.
+        **options: Options of the launch, such as ``num_warps``.
+    """
+    with torch.cuda.device_of(arguments[0]):
+        function[grid](*arguments, enable_fp_fusion=_EXACT, **options)
+
+
+def kernel(function: Callable[..., object]) -> Any:
+    """Compiles a function for the device at its first launch.
+
+    Args:
+        function: Kernel in Triton's language; its parameters annotated as ``int`` do not specialize it.
+
+    Returns:
+        The kernel, for ``launch``.
+    """
     # Specialization on integers (equal to 1, multiple of 16) would recompile the kernel: they differ from call to call.
     integers = [name for name, kind in function.__annotations__.items() if kind == "int"]
     return triton.jit(function, do_not_specialize=integers)
 
 
-@_kernel
+@kernel
 def _add_tile(
     memory: tl.tensor,
     gradient: tl.tensor | None,
@@ -192,15 +212,15 @@ def _add_tile(
     first = start + 32 * tl.arange(0, tile // 32)
     while edge < stop:  # a tile across edges: each further segment decides the bits after its start
         segment += 1
-        settled = _below(edge - first)
+        settled = below(edge - first)
         behind = _packed(magnitude, tl.load(bounds + segment), tile)
         bits = behind ^ ((bits ^ behind) & settled)  # avoids ~, which fails for unsigned numbers in the interpreter
         edge = tl.load(edges + segment + 1)
     tl.store(words + first // 32, bits.to(tl.int32, bitcast=True))
-    tl.store(counts + number, tl.sum(_ones(bits)))
+    tl.store(counts + number, tl.sum(ones(bits)))
 
 
-@_kernel
+@kernel
 def _added(
     memory: tl.tensor, gradient: tl.tensor | None, at: tl.tensor, inside: tl.tensor | None, wide: tl.constexpr
 ) -> tl.tensor:
@@ -208,12 +228,12 @@ def _added(
     stored = tl.load(memory + at, mask=inside)
     value = _widened(stored, wide)
     if gradient is not None:
-        stored, value = _rounded(value + _widened(tl.load(gradient + at, mask=inside), wide), stored.dtype)
+        stored, value = rounded(value + _widened(tl.load(gradient + at, mask=inside), wide), stored.dtype)
         tl.store(memory + at, stored, mask=inside)
     return tl.abs(value)
 
 
-@_kernel
+@kernel
 def _widened(stored: tl.tensor, wide: tl.constexpr) -> tl.tensor:
     """Converts a value to the dtype of the bounds."""
     value = stored
@@ -222,8 +242,8 @@ def _widened(stored: tl.tensor, wide: tl.constexpr) -> tl.tensor:
     return value
 
 
-@_kernel
-def _rounded(value: tl.tensor, narrow: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
+@kernel
+def rounded(value: tl.tensor, narrow: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
     """Rounds a sum to the dtype of memory; returns it in that dtype and in the dtype of the bounds."""
     # bfloat16 is rounded in integer arithmetic, because Triton's interpreter rounds conversions differently from a GPU
     # and the tests run in the interpreter. Adding 0x7FFF, plus 1 if the last kept bit is set, carries into that bit
@@ -237,15 +257,15 @@ def _rounded(value: tl.tensor, narrow: tl.constexpr) -> tuple[tl.tensor, tl.tens
     return stored, value
 
 
-@_kernel
+@kernel
 def _packed(magnitude: tl.tensor, bound: tl.tensor, tile: tl.constexpr) -> tl.tensor:
     """One bit per entry that reaches the bound, shape (tile / 32,); the lowest bit of the first word comes first."""
     rows = tl.reshape(magnitude >= bound, [tile // 32, 32])
     return tl.sum(rows.to(tl.uint32) << tl.arange(0, 32).to(tl.uint32)[None, :], axis=1)
 
 
-@_kernel
-def _ones(word: tl.tensor) -> tl.tensor:
+@kernel
+def ones(word: tl.tensor) -> tl.tensor:
     """Number of set bits in each 32-bit word, int32. Source: Warren, Hacker's Delight, 2nd edition, section 5-1."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
@@ -254,15 +274,15 @@ def _ones(word: tl.tensor) -> tl.tensor:
     return ((word + (word >> 16)) & 63).to(tl.int32)
 
 
-@_kernel
-def _below(bit: tl.tensor) -> tl.tensor:
+@kernel
+def below(bit: tl.tensor) -> tl.tensor:
     """Word in which all bits below ``bit`` are set; ``bit`` may lie outside of the word."""
     # In 64 bits, because a shift by 32 is undefined in a 32-bit word.
     one = tl.full([1], 1, tl.int64)
     return ((one << tl.minimum(tl.maximum(bit, 0), 32)) - 1).to(tl.uint32)
 
 
-@_kernel
+@kernel
 def _bits(
     words: tl.tensor, first: tl.tensor, tiles: int, size: tl.constexpr, tile: tl.constexpr
 ) -> tuple[tl.tensor, tl.tensor]:
@@ -274,7 +294,7 @@ def _bits(
     return word.to(tl.uint32, bitcast=True), at * 32
 
 
-@_kernel
+@kernel
 def _count_below(
     words: tl.tensor, before: tl.tensor, tiles: int, edges: tl.tensor, hits: tl.tensor, tile: tl.constexpr
 ) -> None:
@@ -284,11 +304,11 @@ def _count_below(
     block = edge // tile
     # An edge at the end of the vector may be outside of all tiles.
     word, start = _bits(words, block * (tile // 32), tiles, tile // 32, tile)
-    inside = tl.sum(_ones(word & _below(edge - start)))
+    inside = tl.sum(ones(word & below(edge - start)))
     tl.store(hits + number, tl.load(before + block) + inside)
 
 
-@_kernel
+@kernel
 def _list_group(
     words: tl.tensor,
     before: tl.tensor,
@@ -306,11 +326,11 @@ def _list_group(
     rank = tl.load(before + first)
     if tl.load(before + tl.minimum(first + group, tiles)) > rank:  # most groups are empty if little is listed
         word, start = _bits(words, first * (tile // 32), tiles, group * (tile // 32), tile)
-        word = word & (_below(upper - start) ^ _below(lower - start))
-        count = _ones(word)
+        word = word & (below(upper - start) ^ below(lower - start))
+        count = ones(word)
         place = tl.maximum(rank - earlier, 0) + tl.cumsum(count) - count
         for _ in range(tl.max(count)):  # each iteration takes the lowest bit of every word
-            lowest = _ones((word - 1) ^ (word & (word - 1)))
+            lowest = ones((word - 1) ^ (word & (word - 1)))
             tl.store(positions + place, start + lowest, mask=word != 0)
             word = word & (word - 1)
             place += 1

@@ -7,7 +7,7 @@ import os
 import pickle
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
 from typing import Any
@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
+
+Call = Callable[..., Any]
 
 
 def has_gpu() -> bool:
@@ -82,10 +84,6 @@ def step_of_finder(
 
 def compile_for_hopper(kind: str, wide: str, has_gradient: bool, integer: str) -> dict[str, str]:
     """The instructions (PTX) of each kernel for compute capability 9.0, which takes no such device."""
-    from triton import compile as compiled
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     from spardl.vector.kernels import gpu
 
     types = {
@@ -100,25 +98,107 @@ def compile_for_hopper(kind: str, wide: str, has_gradient: bool, integer: str) -
         **dict.fromkeys(("tile", "group"), "constexpr"),
     }
     fixed = {"tile": gpu._TILE, "group": gpu._GROUP, "gradient": None}
-    texts = {}
-    for kernel, warps in ((gpu._add_tile, gpu._WARPS), (gpu._count_below, 1), (gpu._list_group, 4)):
-        names = kernel.arg_names
-        source = ASTSource(
-            fn=kernel,
-            signature={name: types[name] for name in names},
-            constexprs={(at,): fixed[name] for at, name in enumerate(names) if types[name] == "constexpr"},
-            attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if types[name][0] == "*"},
-        )
-        options = {"num_warps": warps, "enable_fp_fusion": False}
-        texts[kernel.fn.__name__] = compiled(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
-    return texts
+    kernels = ((gpu._add_tile, gpu._WARPS), (gpu._count_below, 1), (gpu._list_group, 4))
+    return {kernel.fn.__name__: ptx_of(kernel, types, fixed, warps) for kernel, warps in kernels}
 
 
-def _serve(pipe: Connection, interpreted: bool) -> None:
+def ptx_of(kernel: Any, types: Mapping[str, str], fixed: Mapping[str, Any], warps: int) -> str:
+    """The PTX of one kernel for compute capability 9.0; parameters of type ``constexpr`` have the ``fixed`` values."""
+    from triton import compile as compiled
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    source = ASTSource(
+        fn=kernel,
+        signature={name: types[name] for name in names},
+        constexprs={(at,): fixed[name] for at, name in enumerate(names) if types[name] == "constexpr"},
+        attrs={(at,): [["tt.divisibility", 16]] for at, name in enumerate(names) if types[name][0] == "*"},
+    )
+    options = {"num_warps": warps, "enable_fp_fusion": False}
+    return str(compiled(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"])
+
+
+def compile_codec_for_hopper(raw: str, integer: str, full: bool) -> dict[str, str]:
+    """PTX of the kernels that encode and decode messages of values with the integer type ``raw``."""
+    from spardl.vector.kernels import gpu_codec
+
+    types = {
+        **dict.fromkeys(("indices", "table"), "*i64"),
+        **dict.fromkeys(("values", "places", "found"), f"*{raw}"),
+        **dict.fromkeys(("out", "messages"), "*u8"),
+        **dict.fromkeys(("count", "capacity", "low", "lows", "uppers", "bits", "size"), "i32"),
+        "length": integer,
+        **dict.fromkeys(("width", "full", "tile"), "constexpr"),
+    }
+    fixed = {"width": 4, "full": full, "tile": gpu_codec._TILE}
+    kernels = gpu_codec._encode, gpu_codec._decode
+    return {kernel.fn.__name__: ptx_of(kernel, types, fixed, gpu_codec._WARPS) for kernel in kernels}
+
+
+def compile_selection_for_hopper(kind: str, has_flags: bool, integer: str) -> dict[str, str]:
+    """PTX of the kernels that add, mark and select entries of type ``kind``."""
+    from spardl.vector.kernels import gpu_select
+
+    width = 4 if kind == "fp32" else 2
+    types = {
+        **dict.fromkeys(("memory", "gradient"), f"*{kind}"),
+        **dict.fromkeys(("words", "bounds", "following", "memo", "scratch"), "*i32"),
+        "flags": "*u8" if has_flags else "constexpr",
+        "values": f"*i{8 * width}",
+        **dict.fromkeys(("edges", "positions", "table"), "*i64"),
+        **dict.fromkeys(("length", "count"), integer),
+        "segments": "i32",
+        "most": "fp32",
+        **dict.fromkeys(("tile", "width", "unit", "columns", "skips"), "constexpr"),
+    }
+    fixed = {"flags": None, "tile": gpu_select._TILE, "width": width, "unit": 128, "columns": gpu_select.ROW}
+    fixed["skips"] = has_flags
+    kernels = [gpu_select._add, gpu_select._mark, *([gpu_select._find_nonfinite] if has_flags else [])]
+    texts = {kernel.fn.__name__: ptx_of(kernel, types, fixed, gpu_select._WARPS) for kernel in kernels}
+    fixed["tile"] = gpu_select._LISTED
+    return {**texts, "_select": ptx_of(gpu_select._select, types, fixed, gpu_select._WARPS)}
+
+
+def compile_rest_for_hopper(kind: str, bits: int) -> dict[str, str]:
+    """PTX of the kernels for single entries of type ``kind``, sums of sparse vectors and, in float32, levels."""
+    from spardl.vector.kernels import gpu_entries, gpu_levels, gpu_merge
+
+    raw = "*i32" if kind == "fp32" else "*i16"
+    of_values = ("values", "amounts", "before", "total", "out", "out_values", "new", "scales")
+    types = {
+        **dict.fromkeys(of_values, f"*{kind}"),
+        **dict.fromkeys(("positions", "indices", "places", "final", "out_indices"), "*i64"),
+        **dict.fromkeys(("kept_indices", "other_indices"), "*i64"),
+        **dict.fromkeys(("kept_values", "other_values", "taken"), raw),
+        "words": "*i32",
+        **dict.fromkeys(("finite", "codes", "packed"), "*u8"),
+        **dict.fromkeys(("count", "start", "length", "k", "steps", "others", "size", "block", "negative_zero"), "i32"),
+        **dict.fromkeys(("divisor", "most", "top", "half"), "fp32"),
+        **dict.fromkeys(("tile", "vectors", "leave", "bits", "add"), "constexpr"),
+    }
+    fixed = {"tile": 1024, "vectors": 4, "leave": True, "bits": bits, "add": True}
+    as_integers = {**types, "values": raw}
+    kernels = [
+        (gpu_entries._cut, as_integers),
+        (gpu_entries._add, types),
+        (gpu_entries._limit_and_divide, types),
+        (gpu_merge._merge, {**types, "total": "i32"}),
+        (gpu_merge._magnitudes, types),
+        (gpu_merge._split, as_integers),
+        (gpu_merge._write_others, types),
+    ]
+    if kind == "fp32":
+        read = {**types, "scales": "*u8"}
+        kernels += [(gpu_levels._quantize, types), (gpu_levels._pack, types), (gpu_levels._read, read)]
+    return {f"{each.__module__}.{each.fn.__name__}": ptx_of(each, kinds, fixed, 4) for each, kinds in kernels}
+
+
+def _serve(pipe: Connection, interpreted: bool, needs_cpu: bool) -> None:
     warnings.simplefilter("error")
     warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of overflows that a GPU passes over in silence
     torch.set_num_threads(1)
-    if interpreted and not has_gpu():
+    if interpreted and (needs_cpu or not has_gpu()):
         os.environ["TRITON_INTERPRET"] = "1"
     while (request := pickle.loads(pipe.recv_bytes())) is not None:
         function, arguments = request
@@ -130,11 +210,16 @@ def _serve(pipe: Connection, interpreted: bool) -> None:
 
 
 @contextmanager
-def worker(interpreted: bool = True) -> Iterator[Callable[..., Any]]:
-    """Starts a process, and gives a function that has it call another."""
+def worker(interpreted: bool = True, needs_cpu: bool = False) -> Iterator[Call]:
+    """Starts a process, and gives a function that has it call another.
+
+    Args:
+        interpreted: Whether Triton interprets kernels on a machine without a GPU.
+        needs_cpu: Whether it interprets them on every machine.
+    """
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs, interpreted), daemon=True)
+    process = context.Process(target=_serve, args=(theirs, interpreted, needs_cpu), daemon=True)
     process.start()
     theirs.close()
 

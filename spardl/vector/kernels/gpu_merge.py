@@ -1,0 +1,237 @@
+"""Sums of sparse vectors on a GPU with results of fixed sizes; ``spardl.vector.sparse`` describes padded vectors."""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from spardl.vector.kernels import gpu, gpu_select
+
+__all__ = ["magnitudes", "merge", "split", "write_others"]
+
+_TILE = 1024  # entries per program
+_WARPS = 4
+
+
+def _grid(count: int) -> tuple[int, ...]:
+    return (triton.cdiv(count, _TILE),)
+
+
+def merge(indices: Tensor, values: Tensor, vectors: int) -> tuple[Tensor, Tensor]:
+    """Sums vectors with the same number of entries, in order, from +0.
+
+    Args:
+        indices: int64 indices of all vectors after each other, shape (vectors * k,), strictly increasing in each.
+        values: Their values, shape (vectors * k,), float32, bfloat16 or float16, finite.
+        vectors: Number of vectors.
+
+    Returns:
+        Indices and sums, shape (vectors * k,): indices increase, repeated ones have the same sum; sums that overflow
+        become the largest number.
+    """
+    out = torch.empty_like(indices), torch.empty_like(values)
+    if total := indices.numel():
+        gpu.launch(
+            _merge,
+            _grid(total),
+            indices,
+            values,
+            total,
+            total // vectors,
+            (total // vectors).bit_length(),
+            *out,
+            float(torch.finfo(values.dtype).max),
+            vectors,
+            _TILE,
+            num_warps=_WARPS,
+        )
+    return out
+
+
+def magnitudes(indices: Tensor, values: Tensor) -> Tensor:
+    """Magnitudes of ``values``, shape (m,), but -1 where an index, int64, shape (m,), repeats the one before it."""
+    out = torch.empty_like(values)
+    if count := indices.numel():
+        gpu.launch(_magnitudes, _grid(count), indices, values, count, out, _TILE, num_warps=_WARPS)
+    return out
+
+
+def split(indices: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Splits a padded vector.
+
+    Args:
+        indices: int64 indices of shape (m,), increasing; each occurs at most twice.
+        values: Tensor of shape (m,), equal for equal indices.
+        places: Places to keep: int64, shape (k,), strictly increasing, none of a repeated index.
+
+    Returns:
+        Kept indices and values, shape (k,), and the others, shape (m - k,); an entry of the others that repeats a kept
+        one has the value -0.
+    """
+    count, k = indices.numel(), places.numel()
+    out = [like.new_empty(number) for number in (k, count - k) for like in (indices, values)]
+    if count:
+        raw = torch.int32 if values.itemsize == torch.float32.itemsize else torch.int16
+        gpu.launch(
+            _split,
+            _grid(count),
+            indices,
+            values.view(raw),
+            places,
+            count,
+            k,
+            k.bit_length(),
+            *(each.view(raw) if each.is_floating_point() else each for each in out),
+            torch.iinfo(raw).min,
+            _TILE,
+            num_warps=_WARPS,
+        )
+    return out[0], out[1], out[2], out[3]
+
+
+def write_others(values: Tensor, positions: Tensor, new: Tensor | None, final: Tensor) -> None:
+    """Replaces the entries at some positions, except at those of the final result.
+
+    Args:
+        values: Vector of shape (n,), modified in place.
+        positions: int64 positions of shape (m,), distinct.
+        new: New entries like ``values``, shape (m,); ``None`` for zeros.
+        final: int64 positions of shape (l,), increasing, possibly repeated.
+    """
+    if count := positions.numel():
+        gpu.launch(
+            _write_others,
+            _grid(count),
+            values,
+            positions,
+            new,
+            count,
+            final,
+            final.numel(),
+            final.numel().bit_length(),
+            _TILE,
+            num_warps=_WARPS,
+        )
+
+
+@gpu.kernel
+def _first_from(
+    numbers: tl.tensor, count: tl.tensor, wanted: tl.tensor, inside: tl.tensor, steps: tl.tensor
+) -> tl.tensor:
+    """Number of entries below ``wanted`` among increasing ``numbers``."""
+    lower = tl.zeros_like(wanted)
+    upper = lower + count
+    for _ in range(steps):
+        middle = (lower + upper) // 2
+        active = inside & (lower < upper)
+        number = tl.load(numbers + middle, mask=active, other=0)
+        lower = tl.where(active & (number < wanted), middle + 1, lower)
+        upper = tl.where(active & (number >= wanted), middle, upper)
+    return lower
+
+
+@gpu.kernel
+def _merge(
+    indices: tl.tensor,
+    values: tl.tensor,
+    total: int,
+    k: int,
+    steps: int,
+    out_indices: tl.tensor,
+    out_values: tl.tensor,
+    most: float,
+    vectors: tl.constexpr,
+    tile: tl.constexpr,
+) -> None:
+    kind: tl.constexpr = values.dtype.element_ty
+    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    inside = at < total
+    own = at // k
+    index = tl.load(indices + at, mask=inside, other=0)
+    place = at - own * k
+    sums = tl.zeros([tile], tl.float32)
+    for other in range(vectors):
+        begin = other * k
+        first = _first_from(indices + begin, k, index, inside, steps)
+        present = inside & (first < k)
+        present &= tl.load(indices + begin + first, mask=present, other=-1) == index
+        value = gpu_select.wide(tl.load(values + begin + first, mask=present, other=0))
+        # Every partial sum is rounded, as sums of torch are.
+        sums = tl.where(present, gpu_select.wide(gpu_select.narrow(sums + value, kind)), sums)
+        # Equal indices are in the order of their vectors.
+        before = first + tl.where(present & (own > other), 1, 0)
+        place += tl.where(own == other, 0, before)
+    sums = tl.where(sums == float("inf"), most, tl.where(sums == float("-inf"), -most, sums))
+    sums = tl.where(sums == sums, sums, 0.0)  # noqa: PLR0124
+    tl.store(out_indices + place, index, mask=inside)
+    tl.store(out_values + place, gpu_select.narrow(sums, kind), mask=inside)
+
+
+@gpu.kernel
+def _magnitudes(indices: tl.tensor, values: tl.tensor, count: int, out: tl.tensor, tile: tl.constexpr) -> None:
+    kind: tl.constexpr = values.dtype.element_ty
+    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    inside = at < count
+    index = tl.load(indices + at, mask=inside, other=0)
+    repeated = tl.load(indices + at - 1, mask=inside & (at > 0), other=-1) == index
+    value = tl.abs(gpu_select.wide(tl.load(values + at, mask=inside, other=0)))
+    tl.store(out + at, gpu_select.narrow(tl.where(repeated, -1.0, value), kind), mask=inside)
+
+
+@gpu.kernel
+def _split(
+    indices: tl.tensor,
+    values: tl.tensor,
+    places: tl.tensor,
+    count: int,
+    k: int,
+    steps: int,
+    kept_indices: tl.tensor,
+    kept_values: tl.tensor,
+    other_indices: tl.tensor,
+    other_values: tl.tensor,
+    negative_zero: int,
+    tile: tl.constexpr,
+) -> None:
+    """Splits values as integers of their size, so that -0 keeps its sign."""
+    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    inside = at < count
+    index = tl.load(indices + at, mask=inside, other=0)
+    value = tl.load(values + at, mask=inside, other=0)
+    before = _first_from(places, k, at, inside, steps)
+    kept = inside & (before < k)
+    kept &= tl.load(places + before, mask=kept, other=-1) == at
+    tl.store(kept_indices + before, index, mask=kept)
+    tl.store(kept_values + before, value, mask=kept)
+    # An index occurs at most twice, so a repeated entry follows the one that was compared.
+    follows = inside & (before > 0)
+    follows &= tl.load(places + before - 1, mask=follows, other=-1) == at - 1
+    repeats = follows & (tl.load(indices + at - 1, mask=follows, other=-1) == index)
+    rest = tl.where(repeats, tl.cast(negative_zero, value.dtype), value)
+    tl.store(other_indices + at - before, index, mask=inside & (kept == 0))
+    tl.store(other_values + at - before, rest, mask=inside & (kept == 0))
+
+
+@gpu.kernel
+def _write_others(
+    values: tl.tensor,
+    positions: tl.tensor,
+    new: tl.tensor | None,
+    count: int,
+    final: tl.tensor,
+    others: int,
+    steps: int,
+    tile: tl.constexpr,
+) -> None:
+    at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
+    inside = at < count
+    position = tl.load(positions + at, mask=inside, other=0)
+    first = _first_from(final, others, position, inside, steps)
+    found = inside & (first < others)
+    found &= tl.load(final + first, mask=found, other=-1) == position
+    entry = tl.zeros([tile], values.dtype.element_ty)
+    if new is not None:
+        entry = tl.load(new + at, mask=inside, other=0)
+    tl.store(values + position, entry, mask=inside & (found == 0))

@@ -26,7 +26,7 @@ from spardl.protocol.programs import Phase, Program, Worker, clone_data
 from spardl.schedules.engine import Schedule, Training
 from spardl.schedules.gradient_state import ResidualSize, Snapshot
 from spardl.schedules.wfbp import InBackward
-from spardl.vector.flat import CopiedGradient
+from spardl.vector.flat import CopiedGradient, local_part
 
 __all__ = [
     "ALWAYS_CHECKED",
@@ -507,11 +507,12 @@ class Averager:
 
         Args:
             gradient: gradient now, of any shape.
-            before: earlier value, of the same shape.
+            before: earlier value of the part that this process holds.
         """
         # The tolerance covers the rounding of a division by the scale in half precision.
         multiples = {1.0, 1 / self.engine.scale}
-        return any(torch.allclose(gradient, before * each, rtol=1e-2) for each in multiples)
+        own = local_part(gradient)
+        return any(torch.allclose(own, before * each, rtol=1e-2) for each in multiples)
 
     # --- state
 

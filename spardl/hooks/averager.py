@@ -507,7 +507,7 @@ class Averager:
 
         Args:
             gradient: gradient now, of any shape.
-            before: earlier value of the part that this process holds.
+            before: earlier value of the part that this process holds, of its shape.
         """
         # The tolerance covers the rounding of a division by the scale in half precision.
         multiples = {1.0, 1 / self.engine.scale}

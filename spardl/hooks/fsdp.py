@@ -244,7 +244,7 @@ class ShardedUpdates(GradientHandle):
         method: method that averages updates.
         group: process group of the workers with the same shard.
         timeout: seconds after which a worker that does not answer counts as lost.
-        optimizer: optimizer of the parameters, or several of different ones.
+        optimizers: optimizers of the parameters, each of different ones.
         clip_norm: largest norm of a node's gradient, a factor; ``None`` for no limit.
 
     Raises:
@@ -261,7 +261,7 @@ class ShardedUpdates(GradientHandle):
         method: Method,
         group: Any,
         timeout: float,
-        optimizer: Optimizers,
+        optimizers: Sequence[torch.optim.Optimizer],
         clip_norm: float | None,
     ) -> None:
         # Parameters that fully_shard() ignores are no DTensors.
@@ -272,6 +272,9 @@ class ShardedUpdates(GradientHandle):
                 "the model has no sharded parameter with requires_grad; call attach_fsdp() after fully_shard() and "
                 "before the first forward pass"
             )
+        own = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+        if own.isdisjoint(pair.parameter for pair in trained):
+            raise ConfigError("optimizer has none of the sharded parameters; create it after fully_shard()")
         meshes = _meshes(pair.parameter for pair in trained)
         if clip_norm is not None and (len(meshes) > 1 or meshes[0].ndim > 1):
             raise ConfigError(
@@ -287,11 +290,11 @@ class ShardedUpdates(GradientHandle):
             group=group,
             timeout=timeout,
             scaler=None,
-            optimizer=optimizer,
+            optimizer=optimizers,
             clip_norm=clip_norm,
         )
         self._frozen = [pair for pair in sharded if not pair.parameter.requires_grad]
-        self._place = f"{meshes[0].get_coordinate()} of {list(meshes[0].shape)}"
+        self._place = f"{list(meshes[0].get_coordinate() or ())} of {list(meshes[0].shape)}"
         self._key = _key_of(meshes[0])
         given = {"handle": "attach_fsdp", "clip_norm": clip_norm, "shard": self._place}
         self._averager = self._make_averager(trained, given)

@@ -20,10 +20,13 @@ __all__ = ["CopiedGradient", "FlatGradient", "Layer", "Storage", "layers_of", "l
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Returns the part of a tensor that this process holds, which shares its memory.
+    """Returns the part of a tensor that this process holds, a view.
 
     Args:
         tensor: Tensor of any shape; a ``DTensor`` is sharded among processes, any other tensor is whole.
+
+    Returns:
+        The shard of a ``DTensor``, with its own shape; any other tensor itself.
     """
     # Every operation of a DTensor on all of its entries, such as `any`, would communicate.
     local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)

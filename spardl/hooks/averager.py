@@ -27,7 +27,7 @@ from spardl.protocol.programs import Phase, Program, Worker, clone_data
 from spardl.schedules.engine import Schedule, Training
 from spardl.schedules.gradient_state import ResidualSize, Snapshot
 from spardl.schedules.wfbp import InBackward
-from spardl.vector.flat import CopiedGradient
+from spardl.vector.flat import CopiedGradient, local_part
 
 __all__ = [
     "ALWAYS_CHECKED",
@@ -508,11 +508,12 @@ class Averager:
 
         Args:
             gradient: Current gradient, of any shape.
-            before: Earlier value of the gradient, of the same shape.
+            before: Earlier value of the part of the gradient that this process holds, of its shape.
         """
         # The tolerance covers the rounding of a division by the scale in half precision.
         multiples = {1.0, 1 / self.engine.scale}
-        return any(torch.allclose(gradient, before * each, rtol=1e-2) for each in multiples)
+        own = local_part(gradient)
+        return any(torch.allclose(own, before * each, rtol=1e-2) for each in multiples)
 
     # --- state
 

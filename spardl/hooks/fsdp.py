@@ -2,12 +2,16 @@
 
 Every FSDP unit ends its backward pass with a reduce-scatter inside the node. torch then calls a hook with the worker's
 shard of the node's gradient, and the hook averages that shard with the same shard of the other nodes.
+
+If the method averages updates of an optimizer, the shards of all parameters are averaged by the engine of the other
+handles instead: it sends groups of parameters as soon as torch has stored their gradients.
 """
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from inspect import signature
 from typing import Any
@@ -15,26 +19,31 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
 
 from spardl.basics.checks import check_dtypes
 from spardl.basics.errors import ConfigError
+from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.base import gather_rows
-from spardl.hooks.averager import LoadChecks
-from spardl.hooks.choosing import choose_method
-from spardl.hooks.handle import Handle
+from spardl.hooks.averager import Averager, LoadChecks, Named
+from spardl.hooks.choosing import check_update, choose_method, update_facts
+from spardl.hooks.handle import GradientHandle, Handle
+from spardl.hooks.optimizer_steps import after_backward
+from spardl.hooks.synchronizer import check_still_frozen
 from spardl.method.method import Method, MethodState
-from spardl.method.moving import resolve_momentum
+from spardl.method.moving import Optimizers, matrices_of, optimizers_of, resolve_momentum
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_owner, check_whole, compare, kind_of, method_settings
 from spardl.method.refusals import NonFiniteCounts, NonFiniteReports, is_due
 from spardl.protocol.programs import clone_data
-from spardl.vector.flat import write
+from spardl.schedules import Wfbp
+from spardl.vector.flat import local_part, write
 from spardl.vector.layout import Layout
 
-__all__ = ["Sharded", "attach_fsdp"]
+__all__ = ["Sharded", "ShardedUpdates", "attach_fsdp"]
 
 
 class Sharded(Handle):
@@ -44,10 +53,18 @@ class Sharded(Handle):
         units: FSDP units of the model, by name.
         method: method that averages the shards.
         cluster: workers that have the same shards.
+        update: returns settings of the optimizer that must be equal whenever workers compare, by name.
     """
 
-    def __init__(self, units: Mapping[str, FSDPModule], method: Method, cluster: ProcessGroupCluster) -> None:
+    def __init__(
+        self,
+        units: Mapping[str, FSDPModule],
+        method: Method,
+        cluster: ProcessGroupCluster,
+        update: Callable[[], Mapping[str, Any]] = dict,
+    ) -> None:
         super().__init__(method, cluster, _trained(units.values()))
+        self._update_facts = update
         self._states: dict[str, MethodState] = {}
         # Loaded states of units that have had no backward pass yet.
         self._saved: dict[str, Any] = {}
@@ -58,6 +75,8 @@ class Sharded(Handle):
         self._warned_uncompressed = False
         self._units = dict(units)
         self._refusals = NonFiniteReports(self._worker.size)
+        if meshes := _meshes(_trained(units.values())):
+            self._key = _key_of(meshes[0])
         for name, unit in units.items():
             _record_flags(unit)
             # torch.compile would trace the hook into the backward graph.
@@ -137,6 +156,7 @@ class Sharded(Handle):
     def _facts(self, name: str, flat: Tensor, state: MethodState) -> dict[str, str]:
         steps = {f"step of {each}": str(other.step) for each, other in self._states.items() if each != name}
         facts = {**method_settings(self.method), "handle": "attach_fsdp", "unit": name, "step": str(state.step)}
+        facts |= {setting: str(value) for setting, value in self._update_facts().items()}
         return {**facts, "shard": kind_of(flat), **(steps if name in self._states else {})}
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,9 +233,172 @@ class Sharded(Handle):
         self._meter.reset(self._refused)
 
 
+class ShardedUpdates(GradientHandle):
+    """Handle of an FSDP model whose optimizer only applies averages, as returned by :func:`attach_fsdp`.
+
+    The workers of the method are the nodes. Each node has moments of its gradient, and each process those of its shard.
+
+    Args:
+        units: FSDP units of the model.
+        named: names and parameters of the model, each of any shape.
+        method: method that averages updates.
+        group: process group of the workers with the same shard.
+        timeout: seconds after which a worker that does not answer counts as lost.
+        optimizers: optimizers of the parameters, each of different ones.
+        clip_norm: largest norm of a node's gradient, a factor; ``None`` for no limit.
+
+    Raises:
+        ConfigError: if an argument is invalid or does not fit the others.
+        PeerError: if a worker is lost.
+    """
+
+    _averager: Averager
+
+    def __init__(
+        self,
+        units: Sequence[FSDPModule],
+        named: Iterable[tuple[str, nn.Parameter]],
+        method: Method,
+        group: Any,
+        timeout: float,
+        optimizers: Sequence[torch.optim.Optimizer],
+        clip_norm: float | None,
+    ) -> None:
+        # Parameters that fully_shard() ignores are no DTensors.
+        sharded = [Named(*pair) for pair in named if isinstance(pair[1], DTensor)]
+        trained = [pair for pair in sharded if pair.parameter.requires_grad]
+        if not trained:
+            raise ConfigError(
+                "the model has no sharded parameter with requires_grad; call attach_fsdp() after fully_shard() and "
+                "before the first forward pass"
+            )
+        own = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
+        if own.isdisjoint(pair.parameter for pair in trained):
+            raise ConfigError("optimizer has none of the sharded parameters; create it after fully_shard()")
+        meshes = _meshes(pair.parameter for pair in trained)
+        if clip_norm is not None and (len(meshes) > 1 or meshes[0].ndim > 1):
+            raise ConfigError(
+                f"clip_norm={clip_norm} needs parameters that are all sharded over one mesh of one dimension; use "
+                "that, or remove clip_norm"
+            )
+        super().__init__(
+            method,
+            Wfbp(),
+            sharded,
+            trained,
+            device=local_part(trained[0].parameter).device,
+            group=group,
+            timeout=timeout,
+            scaler=None,
+            optimizer=optimizers,
+            clip_norm=clip_norm,
+        )
+        self._frozen = [pair for pair in sharded if not pair.parameter.requires_grad]
+        self._place = f"{list(meshes[0].get_coordinate() or ())} of {list(meshes[0].shape)}"
+        self._key = _key_of(meshes[0])
+        given = {"handle": "attach_fsdp", "clip_norm": clip_norm, "shard": self._place}
+        self._averager = self._make_averager(trained, given)
+        if clip_norm is not None:
+            self._averager.engine.limit.joined = partial(_norm_of_node, meshes[0].get_group(), self._cluster.device)
+        self._watch_steps()
+        self._finalizer = on_finalize(self, self._optimizer_steps.handle_dropped)
+        # Whether the running backward pass is the last one of its step; None between passes.
+        self._last: bool | None = None
+        self._end_later = after_backward(weak_method(self._end))
+        self._units = units
+        for unit in units:
+            _record_flags(unit)
+            _flag_of(unit).held = True
+            # A strong reference: the model keeps its handle, as a DDP model does.
+            unit.set_all_reduce_hook(torch.compiler.disable(partial(self._before_gradients, unit)))
+        self._hooks = [
+            parameter.register_post_accumulate_grad_hook(weak_method(self._on_gradient, number))
+            for number, parameter in enumerate(self._averager.gradient.parameters)
+        ]
+
+    def _active_averager(self) -> Averager:
+        return self._averager
+
+    def _before_gradients(self, unit: FSDPModule, _shard: Tensor) -> None:
+        """Runs after the reduce-scatter of a unit, before torch adds shards to ``.grad``."""
+        last = _all_reduces(unit)
+        if self._last is None:
+            # Autograd does not announce gradients of sharded parameters; those of the first unit announce all.
+            for each in self._trained:
+                self._optimizer_steps.before_gradient(each)
+            self._last = last
+        elif self._last != last:
+            raise ConfigError(
+                "set_requires_all_reduce() has different values in one backward pass; set the same value for all FSDP "
+                "units of the model (after a failed backward pass, create the handle again)"
+            )
+        self._end_later()
+
+    def _on_gradient(self, number: int, parameter: Tensor) -> None:
+        if self._ignores([parameter]):
+            return
+        self._averager.engine.note(number)
+        if not self._last:
+            return
+        self._begin_once(self._averager)
+        self._averager.put(number, parameter.grad)
+
+    def _end(self) -> None:
+        """Runs at the end of a backward pass, once or several times."""
+        last, self._last = self._last, None
+        if last:
+            check_still_frozen(self._frozen)
+            self._end_step(self._averager)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the state of this process as plain data; each rank saves its own."""
+        return {**self._averager.state_dict(), "shard": self._place}
+
+    def load_state_dict(self, values: Mapping[str, Any]) -> None:
+        """Restores the state that ``state_dict`` returned on the same rank and number of nodes.
+
+        All workers must load states of the same step; otherwise they fail at most 16 steps later.
+
+        Args:
+            values: saved state.
+
+        Raises:
+            ConfigError: if the state belongs to another rank, number of nodes, method or model, or is incomplete;
+                nothing is changed then.
+        """
+        self._averager.check_state(values)
+        if values.get("shard") != self._place:
+            raise ConfigError(
+                f"this state belongs to shard {values.get('shard')}, but this is shard {self._place}; save and load "
+                "the state on every rank, with the same number of workers inside nodes"
+            )
+        self._averager.load_state_dict(values)
+        self._optimizer_steps.forget()
+
+    @property
+    def _nbytes(self) -> float:
+        return sum(local_part(pair.parameter).nbytes for pair in self._trained)
+
+    def detach(self) -> None:
+        """Removes the hooks, so that gradients are averaged inside nodes only."""
+        for hook in self._hooks:
+            hook.remove()
+        for unit in self._units:
+            unit.set_all_reduce_hook(_do_nothing)
+            _flag_of(unit).held = False
+        self._release()
+
+
 def attach_fsdp(
-    model: nn.Module, method: MethodName | str | Method = "spardl", *, group: Any, **options: Any
-) -> Sharded:
+    model: nn.Module,
+    method: MethodName | str | Method = "spardl",
+    *,
+    group: Any,
+    optimizer: Optimizers = None,
+    clip_norm: float | None = None,
+    timeout: float | None = None,
+    **options: Any,
+) -> Sharded | ShardedUpdates:
     """Averages the shards of a model between nodes, after each reduce-scatter inside them.
 
     Shard the model inside nodes only: ``fully_shard(model, mesh=mesh["inside"])`` with a mesh of nodes and of workers
@@ -229,30 +412,55 @@ def attach_fsdp(
     Args:
         model: model with one or more FSDP units.
         method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
-        group: process group of the workers with the same shard; its timeout limits every wait.
+        group: process group of the workers with the same shard; its timeout limits every wait if gradients are
+            averaged.
+        optimizer: optimizer of the model (SGD, Adam or AdamW), or several of different parameters. Most sparse methods
+            then average updates instead of gradients, as in :func:`attach`: each node keeps its own moments, and
+            ``step()`` only applies averages.
+        clip_norm: largest 2-norm of each node's own gradient if updates are averaged.
+        timeout: seconds after which a worker that does not answer counts as lost if updates are averaged, 1800 by
+            default.
         **options: options of the method, for example ``density=0.01``.
 
     Returns:
-        The state of the hooks, with ``state_dict``, ``load_state_dict`` and ``stats``.
+        The handle, with ``state_dict``, ``load_state_dict`` and ``stats``; if updates are averaged, also with
+        ``discard`` and ``detach``.
 
     Raises:
         ConfigError: if the model has no FSDP unit or is sharded among workers of the group, or the method or an option
-            is unknown, does not support the number of nodes or compresses matrices; in a step, if FSDP leaves out other
-            parameters than in the first one.
+            is unknown, does not support the number of nodes or compresses matrices, or the optimizer is unsupported or
+            has other parameters; in a step, if FSDP leaves out other parameters than in the first one.
     """
     units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not units:
         raise ConfigError("attach_fsdp() needs a model sharded by fully_shard(); for a DDP model use attach()")
     check_dtypes(model.named_parameters())
-    made = resolve_momentum(choose_method(method, options), None)
+    optimizers = optimizers_of(optimizer)
+    if matrices_of(optimizers):
+        raise ConfigError(
+            "attach_fsdp() does not support Muon, which updates whole matrices, while FSDP has shards of them; use "
+            "AdamW, or DDP with attach()"
+        )
+    made = resolve_momentum(choose_method(method, options), optimizers or None, for_handle=True)
     if made.compressor.by_matrix:
         raise ConfigError(
             f"{type(made.compressor).__name__} compresses matrices, but FSDP's shards are flat and would be sent "
             "uncompressed; use a method for vectors, such as spardl, oktopk or int8"
         )
+    if any(isinstance(setter := vars(unit).get(_SETTERS[0]), _FlagSetter) and setter.held for unit in units.values()):
+        raise ConfigError("this model already has a handle with optimizer=; call its detach() before attach_fsdp()")
     cluster = ProcessGroupCluster(group, next(model.parameters()).device)
     _check_shards(model, cluster.group)
-    return Sharded(units, made, cluster)
+    named = [Named(*pair) for pair in model.named_parameters()]
+    if optimizers and made.momentum.moved:
+        seconds = 1800.0 if timeout is None else timeout
+        return ShardedUpdates(list(units.values()), named, made, group, seconds, optimizers, clip_norm)
+    check_update(Wfbp(), made, optimizers, clip_norm, None)
+    if timeout is not None:
+        raise ConfigError(
+            f"timeout={timeout} has no effect where gradients are averaged; remove it, and set the timeout of group="
+        )
+    return Sharded(units, made, cluster, update_facts(optimizers, named))
 
 
 def _trained(units: Iterable[FSDPModule]) -> list[nn.Parameter]:
@@ -273,6 +481,10 @@ def _check_length(name: str, before: Tensor, now: Tensor) -> None:
         )
 
 
+# Methods of an FSDP unit that set whether it all-reduces.
+_SETTERS = ("set_requires_all_reduce", "set_requires_gradient_sync")
+
+
 class _FlagSetter:
     """Wraps a method of an FSDP unit that sets whether it all-reduces, and records the flag: torch has no getter.
 
@@ -282,11 +494,12 @@ class _FlagSetter:
 
     Attributes:
         flag: value of the last call on this unit or on one that contains it.
+        held: whether a handle that is not detached applies updates of an optimizer to the unit.
     """
 
     def __init__(self, unit: FSDPModule, name: str) -> None:
         self._unit, self._original = unit, getattr(unit, name)
-        self.flag = True
+        self.flag, self.held = True, False
 
     def __call__(self, *arguments: Any, **options: Any) -> None:
         self._original(*arguments, **options)
@@ -302,15 +515,41 @@ class _FlagSetter:
 
 def _record_flags(unit: FSDPModule) -> None:
     # The second method sets the flag of the first as well. Wrappers of an earlier handle stay, with their record.
-    for name in ("set_requires_all_reduce", "set_requires_gradient_sync"):
+    for name in _SETTERS:
         if not isinstance(vars(unit).get(name), _FlagSetter):
             setattr(unit, name, _FlagSetter(unit, name))
 
 
-def _all_reduces(unit: FSDPModule) -> bool:
-    setter = vars(unit)["set_requires_all_reduce"]
+def _flag_of(unit: FSDPModule) -> _FlagSetter:
+    setter = vars(unit)[_SETTERS[0]]
     assert isinstance(setter, _FlagSetter)
-    return setter.flag
+    return setter
+
+
+def _all_reduces(unit: FSDPModule) -> bool:
+    return _flag_of(unit).flag
+
+
+def _do_nothing(_shard: Tensor) -> None:
+    """Replaces an all-reduce hook, because torch cannot remove one."""
+
+
+def _meshes(parameters: Iterable[Tensor]) -> list[DeviceMesh]:
+    """Returns the different meshes over which parameters are sharded."""
+    return list(dict.fromkeys(each.device_mesh for each in parameters if isinstance(each, DTensor)))
+
+
+def _key_of(mesh: DeviceMesh) -> str:
+    """Returns the start of the keys of a process in ``torch.distributed.checkpoint``; ranks of a node need others."""
+    return f"shard_{mesh.mesh.flatten().tolist().index(dist.get_rank())}." if mesh.mesh.numel() > 1 else ""
+
+
+def _norm_of_node(group: dist.ProcessGroup, device: torch.device, norm: float) -> float:
+    """Returns the norm of a node's gradient from the ``norm`` of this process's shard."""
+    own = torch.tensor([norm], dtype=torch.float64, device=device)
+    norms = [torch.empty_like(own) for _ in range(dist.get_world_size(group))]
+    dist.all_gather(norms, own, group=group)
+    return math.hypot(*(float(each) for each in norms))
 
 
 def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:

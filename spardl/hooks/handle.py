@@ -33,7 +33,7 @@ from spardl.schedules import Schedule, Training
 from spardl.schedules.apply_update import decay_of
 from spardl.schedules.gradient_state import ResidualSize
 from spardl.schedules.scaling import scale_of
-from spardl.vector.flat import CopiedGradient
+from spardl.vector.flat import CopiedGradient, local_part
 
 __all__ = ["GradientHandle", "Handle", "ShardedState"]
 
@@ -51,6 +51,9 @@ class Handle(ABC):
         ConfigError: If the method does not support the number of workers.
         PeerError: If a worker is lost during setup.
     """
+
+    # Start of the keys in ``torch.distributed.checkpoint``, different for processes that have the same rank.
+    _key = ""
 
     def __init__(self, method: Method, cluster: ProcessGroupCluster, trained: Iterable[nn.Parameter]) -> None:
         self.method = method
@@ -281,6 +284,37 @@ class GradientHandle(Handle):
         self._optimizer_steps.begin(averager)
         self._exclude_discarded(averager)
 
+    def _begin_once(self, averager: Averager) -> None:
+        if not averager.begun:
+            self._begin_step(averager)
+
+    def _end_step(self, averager: Averager) -> None:
+        """Replaces every gradient by its average, after the last backward pass of a step."""
+        parameters = averager.gradient.parameters
+        if self._ignores(parameters):
+            self._optimizer_steps.check_ignored()
+            return
+        self._begin_once(averager)
+        # All workers must send all groups, so parameters without a gradient send zeros.
+        for number in averager.missing():
+            gradient = parameters[number].grad
+            averager.put(number, gradient)
+            # The loop may have set a gradient itself, which no hook has seen.
+            if gradient is not None and local_part(gradient).any():
+                averager.note(number)
+        averager.wait()
+        if not averager.engine.overflowed:
+            self._optimizer_steps.averaged(self._discards)
+        self._meter.step()
+        unused = set(averager.engine.unused())
+        for number, parameter in enumerate(parameters):
+            if number not in unused and parameter.requires_grad:
+                # Another worker used a parameter that this one did not.
+                if parameter.grad is None:
+                    parameter.grad = torch.empty_like(parameter)
+                averager.gradient.take(number, parameter.grad)
+        self._optimizer_steps.mark()
+
     def _exclude_discarded(self, averager: Averager) -> None:
         if self._discards:
             pairs = enumerate(averager.gradient.parameters)
@@ -326,7 +360,7 @@ class ShardedState:
         # know all of those that were saved.
         torch.save(self._handle.state_dict(), file)
         ranks = [worker.rank] if self._before == worker.size else sources(worker, self._before)
-        return dict.fromkeys((f"rank_{rank}" for rank in ranks), file.getvalue())
+        return dict.fromkeys((f"{self._handle._key}rank_{rank}" for rank in ranks), file.getvalue())
 
     def load_state_dict(self, values: Mapping[str, bytes]) -> None:
         """Restores the states that ``state_dict`` returned.
@@ -338,7 +372,7 @@ class ShardedState:
             ConfigError: If :meth:`Handle.load_resharded` rejects the states.
         """
         states = {
-            int(name.removeprefix("rank_")): torch.load(BytesIO(saved), map_location="cpu", weights_only=True)
+            int(name.rpartition("_")[2]): torch.load(BytesIO(saved), map_location="cpu", weights_only=True)
             for name, saved in values.items()
         }
         self._handle._load_shares(states, self._before)

@@ -25,6 +25,7 @@ from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager, Name
 from spardl.hooks.choosing import check_known
 from spardl.method.method import Method
 from spardl.schedules.apply_update import ApplyUpdate, take_over
+from spardl.vector.flat import local_part
 
 __all__ = [
     "GradientMarks",
@@ -178,7 +179,7 @@ class StepGuard:
         # Hooks of autograd nodes, because torch.compile would trace hooks of the parameters themselves.
         self._nodes = [get_gradient_edge(each.parameter).node for each in named]
         pairs = zip(self._nodes, named, strict=True)
-        self._hooks += [node.register_prehook(weak_method(self._before_gradient, each)) for node, each in pairs]
+        self._hooks += [node.register_prehook(weak_method(self.before_gradient, each)) for node, each in pairs]
 
     def discarded(self) -> bool:
         """Returns whether averages were cleared before a step applied them; warns the first time.
@@ -289,8 +290,8 @@ class StepGuard:
             self._cleared.clear()
         self._applying = None
 
-    def _before_gradient(self, named: Named, *_: object) -> None:
-        """Runs before a backward pass adds to a gradient."""
+    def before_gradient(self, named: Named, *_: object) -> None:
+        """Runs before a backward pass adds to the gradient of a parameter."""
         name, parameter = named
         before, first = parameter.grad, parameter not in self._passed
         self._passed.add(parameter)
@@ -300,9 +301,9 @@ class StepGuard:
         stale, several = parameter in self._stale, len(self._optimizers) > 1
         # A loop may forget zero_grad() of one optimizer, whose gradients need not come first in the pass.
         checks = self._pending or (several if stale else self._in_place and self._steps % CHECK_INTERVAL == 1)
-        if first and checks and before is not None and before.any():
+        if first and checks and before is not None and local_part(before).any():
             self._mixed[parameter] = name
-        elif parameter in self._mixed and (before is None or not before.any()):
+        elif parameter in self._mixed and (before is None or not local_part(before).any()):
             del self._mixed[parameter]  # the loop cleared it after that pass
 
     def _sort_applied(self, named: Named) -> None:
@@ -424,11 +425,11 @@ def warn_clipped(clip_norm: float) -> None:
 
 
 def _has_gradient(parameter: Tensor) -> bool:
-    return parameter.grad is not None and bool(parameter.grad.any())
+    return parameter.grad is not None and bool(local_part(parameter.grad).any())
 
 
 def _storage(parameter: nn.Parameter) -> int:
-    return parameter.grad.untyped_storage().data_ptr() if parameter.grad is not None else 0
+    return local_part(parameter.grad).untyped_storage().data_ptr() if parameter.grad is not None else 0
 
 
 def _version_steps_of_unscale(device: torch.device) -> int:
@@ -524,6 +525,11 @@ class OptimizerSteps:
         if self._guard and self._guard.discarded() and not self._delayed:
             averager.undo.last_step()
         self.take_over(averager)
+
+    def before_gradient(self, named: Named) -> None:
+        """Must be called before a backward pass adds to a sharded gradient, which autograd does not do itself."""
+        if self._guard:
+            self._guard.before_gradient(named)
 
     def averaged(self, discarded: Collection[nn.Parameter] = ()) -> None:
         """Records that there are averages for the optimizer to apply.
@@ -650,8 +656,8 @@ def _averages(averager: Averager, parameters: Iterable[nn.Parameter]) -> Iterato
     """Yields parameters whose gradients are not zero, with their averages."""
     for parameter in parameters:
         # DDP leaves gradients of parameters unchanged that no worker used.
-        if parameter.requires_grad and parameter.grad is not None and parameter.grad.any():
-            yield parameter, averager.gradient.part(averager.numbers[parameter]).view(parameter.shape)
+        if parameter.requires_grad and _has_gradient(parameter):
+            yield parameter, averager.gradient.part(averager.numbers[parameter]).view(local_part(parameter).shape)
 
 
 def _changed_gradient(averager: Averager, parameter: nn.Parameter, clip_norm: float | None) -> ConfigError:
@@ -694,8 +700,9 @@ def _undo_clipping(averager: Averager, parameters: Iterable[nn.Parameter], clip_
     # The loop may have clipped before or after a GradScaler unscaled the gradients.
     for norm, multiple in product(norms, (1.0, 1 / averager.engine.scale)):
         limited = multiple * clip_norm / (norm * multiple + 1e-6)
-        if all(torch.allclose(each.grad, average * limited, rtol=1e-2) for each, average in pairs):  # type: ignore[arg-type]
-            for parameter, average in pairs:
-                parameter.grad.copy_(average * multiple)  # type: ignore[union-attr]
+        gradients = [(local_part(each.grad), average) for each, average in pairs if each.grad is not None]
+        if all(torch.allclose(gradient, average * limited, rtol=1e-2) for gradient, average in gradients):
+            for gradient, average in gradients:
+                gradient.copy_(average * multiple)
             return
     raise _changed_gradient(averager, pairs[0][0], clip_norm)

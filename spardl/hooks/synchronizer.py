@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.utils.hooks import RemovableHandle
@@ -140,12 +139,8 @@ class Synchronizer(GradientHandle):
         # Also in no_sync(), whose gradients count as a use of the parameter.
         self._averager.engine.note(number)
         if self._sends:
-            self._begin()
+            self._begin_once(self._averager)
             self._averager.put(number, parameter.grad)
-
-    def _begin(self) -> None:
-        if not self._averager.begun:
-            self._begin_step(self._averager)
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
@@ -169,29 +164,7 @@ class Synchronizer(GradientHandle):
         if self._detached:
             return
         check_still_frozen(self._frozen)
-        if self._ignores(self._parameters):
-            self._optimizer_steps.check_ignored()
-            return
-        self._begin()
-        # All workers must send all groups, so parameters without a gradient send zeros.
-        for number in self._averager.missing():
-            gradient = self._parameters[number].grad
-            self._averager.put(number, gradient)
-            # The loop may have set a gradient itself, which no hook has seen.
-            if gradient is not None and gradient.any():
-                self._averager.note(number)
-        self._averager.wait()
-        if not self._averager.engine.overflowed:
-            self._optimizer_steps.averaged(self._discards)
-        self._meter.step()
-        unused = set(self._averager.engine.unused())
-        for number, parameter in enumerate(self._parameters):
-            if number not in unused and parameter.requires_grad:
-                # Another worker used a parameter that this one did not.
-                if parameter.grad is None:
-                    parameter.grad = torch.empty_like(parameter)
-                self._averager.gradient.take(number, parameter.grad)
-        self._optimizer_steps.mark()
+        self._end_step(self._averager)
 
     def __enter__(self) -> Synchronizer:
         return self

@@ -28,6 +28,7 @@ from spardl.method.moving import (
 )
 from spardl.method.muon import MuonMomentum
 from spardl.schedules.gradient_state import GradientState
+from spardl.vector.flat import local_part
 
 __all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "take_over", "unwrap"]
 
@@ -184,9 +185,10 @@ class ApplyUpdate:
             for parameter in group["params"]:
                 if (average := averages.get(parameter)) is not None:
                     parameter.grad = average
+                    weights = local_part(parameter)
                     if decay:
-                        parameter.mul_(1 - rate * decay)
-                    parameter.add_(average, alpha=-step_size(optimizer, group, parameter))
+                        weights.mul_(1 - rate * decay)
+                    weights.add_(local_part(average), alpha=-step_size(optimizer, group, parameter))
 
     @property
     def trained(self) -> bool:
@@ -221,13 +223,13 @@ class ApplyUpdate:
         """
         groups = {each: group for group in self._optimizer.param_groups for each in group["params"]}
         own = {number: each for number, each in enumerate(parameters) if each in groups}
-        states = {number: self._optimizer.state.get(each, {}) for number, each in own.items()}
+        states = {number: _local_state(self._optimizer.state.get(each, {})) for number, each in own.items()}
         if not any(states.values()) and (self.has_matrices or not steps):
             return {}
         if self.has_matrices:
             return {number: muon_moments(states[number], each) for number, each in own.items()}
         return {
-            number: convert_moments(self._momentum, groups[each], states[number], each, steps)
+            number: convert_moments(self._momentum, groups[each], states[number], local_part(each), steps)
             for number, each in own.items()
         }
 
@@ -241,6 +243,11 @@ class ApplyUpdate:
         """Removes the hooks; the optimizer continues with its own step, from an empty state."""
         for hook in self._hooks:
             hook.remove()
+
+
+def _local_state(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns an optimizer's state of a parameter, with this process's part of each tensor."""
+    return {name: local_part(value) if isinstance(value, Tensor) else value for name, value in state.items()}
 
 
 def _closed(arguments: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:

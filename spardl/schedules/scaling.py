@@ -30,12 +30,15 @@ class Limit:
 
     Attributes:
         measured: Norm of this worker's last gradient before clipping; ``None`` if none was measured.
+        joined: Joins the norm of this process's part of a worker's gradient with those of the worker's other
+            processes; ``None`` if the worker is a single process.
     """
 
     def __init__(self, norm: float | None, *, first: bool) -> None:
         self.before = norm if first else None
         self.after = None if first else norm
         self.measured: float | None = None
+        self.joined: Callable[[float], float] | None = None
 
     def clip(self, vectors: Sequence[Tensor], length: int, scale: float) -> None:
         """Clips a worker's own gradient in place.
@@ -52,6 +55,8 @@ class Limit:
         if not math.isfinite(norm := norm_in(vectors, length) / scale):
             finite = [vector for vector in vectors if math.isfinite(largest_magnitude([vector]))]
             norm = norm_in(finite, length) / scale
+        if self.joined is not None:
+            norm = self.joined(norm)
         self.measured = norm
         if math.isfinite(norm) and (factor := clip_factor(norm, self.before)) != 1:
             for vector in finite:

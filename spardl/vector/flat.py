@@ -16,7 +16,24 @@ from spardl.vector import sparse
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["CopiedGradient", "FlatGradient", "Layer", "Storage", "layers_of", "write"]
+__all__ = ["CopiedGradient", "FlatGradient", "Layer", "Storage", "layers_of", "local_part", "write"]
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Returns the part of a tensor that this process holds, a view.
+
+    Args:
+        tensor: Tensor of any shape; a ``DTensor`` is sharded among processes, any other tensor is whole.
+
+    Returns:
+        The shard of a ``DTensor``, with its own shape; any other tensor itself.
+    """
+    # Every operation of a DTensor on all of its entries, such as `any`, would communicate.
+    local: Callable[[], Tensor] | None = getattr(tensor, "to_local", None)
+    if local is None:
+        return tensor
+    with torch.no_grad():
+        return local()
 
 
 class Layer(NamedTuple):
@@ -36,6 +53,8 @@ class Layer(NamedTuple):
 class Storage:
     """Storage of all gradients of a model in flat vectors, one for each run of parameters of the same dtype and device.
 
+    Of a sharded parameter (``DTensor``), it stores the shard of this process.
+
     Args:
         named: Names and parameters, in flat order.
 
@@ -52,7 +71,7 @@ class Storage:
     def __init__(self, named: Sequence[tuple[str, nn.Parameter]]) -> None:
         self.names = [name for name, _ in named]
         self.parameters = [parameter for _, parameter in named]
-        self.layout = Layout.of(parameter.shape for parameter in self.parameters)
+        self.layout = Layout.of(local_part(parameter).shape for parameter in self.parameters)
         kinds = [(parameter.dtype, parameter.device) for parameter in self.parameters]
         runs = [(kind, len(list(run))) for kind, run in groupby(kinds)]
         self.vectors: list[Tensor] = []
@@ -69,8 +88,8 @@ class Storage:
 
     def _find_layers(self) -> Iterable[Layer]:
         """Yields one layer per parameter; subclasses may group parameters."""
-        for number, (name, parameter) in enumerate(zip(self.names, self.parameters, strict=True)):
-            yield Layer(name, (number, number + 1), parameter.numel())
+        for number, (name, (start, stop)) in enumerate(zip(self.names, self.layout.tensors, strict=True)):
+            yield Layer(name, (number, number + 1), stop - start)
 
     def forward(self) -> tuple[list[str], list[nn.Parameter]]:
         """Returns names and parameters in the order of the forward pass."""
@@ -125,7 +144,7 @@ class Storage:
         for number in range(*tensors):
             parameter = self.parameters[number]
             if decay := multiple(parameter):
-                self.part(number).add_(parameter.detach().reshape(-1), alpha=decay * factor)
+                self.part(number).add_(local_part(parameter).detach().reshape(-1), alpha=decay * factor)
 
     @contextmanager
     def hidden(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
@@ -194,11 +213,13 @@ class CopiedGradient(Storage):
         if gradient is None:
             part.zero_()
         else:
-            part.view(gradient.shape).copy_(gradient.detach())
+            own = local_part(gradient).detach()
+            part.view(own.shape).copy_(own)
 
     def take(self, number: int, into: Tensor) -> None:
         """Copies the gradient of parameter ``number`` to ``into``, a tensor of its shape."""
-        into.detach().copy_(self.part(number).view(into.shape))
+        own = local_part(into).detach()
+        own.copy_(self.part(number).view(own.shape))
 
 
 class FlatGradient(Storage):

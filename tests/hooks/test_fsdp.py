@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import copy
 import io
+import tempfile
 import warnings
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
+import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+from torch.utils.checkpoint import checkpoint
 
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.fsdp import attach_fsdp
-from tests.hooks.loops import Ddp, Loss, Path, batches, loss_of, made, train
+from tests.hooks.loops import Ddp, Loss, Path, batches, loss_of, made, train, weights
+from tests.hooks.test_moved import OPTIMIZERS, adamw
+from tests.hooks.test_moved import whole as whole_method
 from tests.support.harness import run_workers
 
 SPARSE = {"method": "spardl", "density": 0.1}
@@ -238,3 +247,387 @@ def test_uncompressed_shards_are_reported() -> None:
     assert first[2] < 0.5
     assert len(first[1]) == 1
     assert said in first[1][0]
+
+
+# --- with optimizer=: moments before compression
+
+
+def set_gradient_sync(model: Any, last: bool) -> None:
+    model.set_requires_gradient_sync(last)
+
+
+def set_all_reduce(model: Any, last: bool) -> None:
+    model.set_requires_all_reduce(last)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize(
+    ("passes", "accumulate"), [(1, set_gradient_sync), (2, set_gradient_sync), (2, set_all_reduce)]
+)
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_nodes_update_like_unsharded_workers(
+    name: str, clip_norm: float | None, passes: int, accumulate: Callable[[Any, bool], None]
+) -> None:
+    """Each node has the updates of a worker that has the node's whole model and batch."""
+
+    def work(cluster: ProcessGroupCluster) -> list[float]:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "inside"))
+        node, inside, group = mesh.get_local_rank("nodes"), mesh.get_local_rank("inside"), mesh["nodes"].get_group()
+        plain = made("transformer")
+        model: Any = copy.deepcopy(plain)
+        fully_shard(model.layer, mesh=mesh["inside"])
+        fully_shard(model, mesh=mesh["inside"])
+        rules = [OPTIMIZERS[name](each) for each in (plain, model)]
+        given = {"method": whole_method(name), "group": group, "clip_norm": clip_norm}
+        reference = spardl.Synchronizer(plain.named_parameters(), optimizer=rules[0], **given)
+        handle: Any = attach_fsdp(model, optimizer=rules[1], **given)
+        schedules = [torch.optim.lr_scheduler.StepLR(rule, 2, 0.5) for rule in rules]
+        found = []
+        for step in range(5):
+            parts = [
+                torch.randint(20, (2, 2, 6), generator=torch.Generator().manual_seed(100 * step + number + 10 * node))
+                for number in range(passes)
+            ]
+            for rule in rules:
+                rule.zero_grad(set_to_none=step % 2 == 0)
+            for number, part in enumerate(parts):
+                accumulate(model, number == passes - 1)
+                (loss_of(model, part[inside]) / passes).backward()
+            with reference:
+                (sum(loss_of(plain, part.flatten(0, 1)) for part in parts) / passes).backward()
+            for each in (*rules, *schedules):
+                each.step()
+            found.append(float((whole(model) - weights(plain)).abs().max()))
+        reference.detach()
+        handle.detach()
+        return found
+
+    assert all(max(found) < 1e-13 for found in run_workers(4, work))
+
+
+class Blocks(nn.Module):
+    """Three residual blocks, whose shards are of unequal lengths.
+
+    Args:
+        reentrant: how to checkpoint the blocks; ``None`` for no checkpoints.
+    """
+
+    def __init__(self, reentrant: bool | None = None) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 7), nn.Linear(7, 3)
+        self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(7, 21), nn.ReLU(), nn.Linear(21, 7)) for _ in range(3))
+        self.reentrant = reentrant
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        hidden = self.first(inputs)
+        for block in self.blocks:
+            if self.reentrant is None:
+                hidden = hidden + block(hidden)
+            else:
+                hidden = hidden + checkpoint(block, hidden, use_reentrant=self.reentrant)
+        return self.last(hidden)
+
+
+class Blockwise:
+    """A training of :class:`Blocks` with AdamW, on a mesh of two nodes.
+
+    Args:
+        inside: number of workers in a node.
+        prepare: called with the model before it is sharded.
+        bfloat16: whether to compute in bfloat16.
+        frozen: names of frozen parameters.
+        reentrant: how to checkpoint the blocks.
+        **options: of the handle.
+    """
+
+    def __init__(
+        self,
+        inside: int,
+        prepare: Callable[[Blocks], None] = lambda model: None,
+        *,
+        bfloat16: bool = False,
+        frozen: Iterable[str] = (),
+        reentrant: bool | None = None,
+        **options: Any,
+    ) -> None:
+        mesh = init_device_mesh("cpu", (2, inside), mesh_dim_names=("nodes", "inside"))
+        torch.manual_seed(5)
+        self.model: Any = Blocks(reentrant)
+        for name in frozen:
+            self.model.get_parameter(name).requires_grad_(False)
+        prepare(self.model)
+        policy = MixedPrecisionPolicy(torch.bfloat16, torch.float32) if bfloat16 else MixedPrecisionPolicy()
+        for module in (*self.model.blocks, self.model):
+            fully_shard(module, mesh=mesh["inside"], mp_policy=policy)
+        self.group = mesh["nodes"].get_group()
+        self.rule: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
+        self.options = {"density": 0.2, "group": self.group, "optimizer": self.rule, **options}
+        self.handle: Any = attach_fsdp(self.model, **self.options)
+
+    def loss(self, step: int) -> torch.Tensor:
+        inputs = torch.randn(6, 5, generator=torch.Generator().manual_seed(10 * step + dist.get_rank()))
+        return (self.model(inputs) - inputs[:, :3]).float().square().mean()
+
+    def train(self, steps: Iterable[int], *, detaches: bool = False) -> torch.Tensor:
+        for step in steps:
+            self.rule.zero_grad()
+            self.loss(step).backward()
+            self.rule.step()
+        if detaches:
+            self.handle.detach()
+        # Nodes have equal weights.
+        own = torch.cat([each.detach().to_local().flatten() for each in self.model.parameters()])
+        others = [torch.empty_like(own) for _ in range(2)]
+        dist.all_gather(others, own, group=self.group)
+        assert torch.equal(*others)
+        return whole(self.model)
+
+
+def compiled_by_block(model: Blocks) -> None:
+    for block in model.blocks:
+        block.compile(backend="aot_eager")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_ways_of_computing_have_the_same_bits() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        expected = Blockwise(2).train(range(8), detaches=True)
+        ways = [Blockwise(2, reentrant=False), Blockwise(2, compiled_by_block)]
+        with warnings.catch_warnings():
+            # torch.compile reads .grad of unsharded parameters.
+            warnings.filterwarnings("ignore", message="The .grad attribute of a Tensor that is not a leaf")
+            found = [torch.equal(way.train(range(8), detaches=True), expected) for way in ways]
+        half = Blockwise(2, bfloat16=True)
+        early = float(half.loss(99).detach())
+        half.train(range(40))
+        dtypes = {each.dtype for each in half.model.parameters()} | {half.handle._averager.gradient.vectors[0].dtype}
+        return [*found, float(half.loss(99).detach()) < 0.8 * early, dtypes == {torch.float32}]
+
+    assert run_workers(4, work) == [[True] * 4] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+@pytest.mark.parametrize("published", [False, True])
+def test_checkpoints_continue_with_the_same_bits(published: bool) -> None:
+    """Also in ``torch.distributed.checkpoint``, where shards with the same rank between nodes need different keys."""
+
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        options: dict[str, Any] = {"optimizer": None} if published else {}
+
+        def made_run() -> Blockwise:
+            run = Blockwise(2, **options)
+            if published:
+                run.rule = torch.optim.SGD(run.model.parameters(), lr=0.1)
+            return run
+
+        folders = [tempfile.mkdtemp()]
+        dist.broadcast_object_list(folders)
+        run, file = made_run(), io.BytesIO()
+        run.train(range(4))
+        dcp.save({"model": get_model_state_dict(run.model), "spardl": run.handle.sharded()}, checkpoint_id=folders[0])
+        torch.save((run.handle.state_dict(), run.rule.state_dict(), get_model_state_dict(run.model)), file)
+        expected = run.train(range(4, 8))
+        file.seek(0)
+        state, rule, model = torch.load(file, weights_only=False)
+        second = made_run()
+        set_model_state_dict(second.model, model)
+        second.rule.load_state_dict(rule)
+        second.handle.load_state_dict(state)
+        third = made_run()
+        loaded = {"model": get_model_state_dict(third.model), "spardl": third.handle.sharded(folders[0])}
+        dcp.load(loaded, checkpoint_id=folders[0])
+        set_model_state_dict(third.model, loaded["model"])
+        return [torch.equal(each.train(range(4, 8)), expected) for each in (second, third)]
+
+    assert run_workers(4, work) == [[True, True]] * 4
+
+
+def test_states_of_other_shards_are_refused() -> None:
+    def work(cluster: ProcessGroupCluster) -> str:
+        run = Blockwise(1)
+        run.train(range(1))
+        state = run.handle.state_dict()
+        with pytest.raises(ConfigError) as error:
+            run.handle.load_state_dict({**state, "shard": "[1] of [2]"})
+        run.handle.load_state_dict(state)
+        return str(error.value)
+
+    assert all(said.startswith("this state belongs to shard [1] of [2]") for said in run_workers(2, work))
+
+
+def refused(call: Callable[[], Any]) -> str:
+    with pytest.raises(ConfigError) as error:
+        call()
+    assert "\n" not in str(error.value)
+    return str(error.value)
+
+
+class OwnAdam(torch.optim.Adam):
+    """An optimizer whose update is unknown."""
+
+
+def test_unsuitable_optimizers_are_refused() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        early: list[nn.Parameter] = []
+        run = Blockwise(1, lambda model: early.extend(model.parameters()))
+        parameters = list(run.model.parameters())
+        matrices = [each for each in parameters if each.ndim == 2]
+
+        def attached(rule: Any, **options: Any) -> str:
+            return refused(lambda: attach_fsdp(run.model, **{**run.options, "optimizer": rule, **options}))
+
+        said = [attached(run.rule)]
+        run.handle.detach()
+        several = [torch.optim.AdamW(matrices), torch.optim.SGD(parameters, lr=0.1, momentum=0.9)]
+        stray = torch.optim.AdamW([*parameters, nn.Parameter(torch.ones(3))])
+        rules = [torch.optim.AdamW(early), torch.optim.AdamW(matrices), stray, OwnAdam(parameters), several]
+        said += [attached(rule) for rule in rules]
+        said.append(attached(getattr(torch.optim, "Muon", torch.optim.Adagrad)(matrices)))
+        said.append(attached(None, clip_norm=1.0))
+        said.append(attached(None, update_scale="measured"))
+        said.append(attached(None, timeout=10.0))
+        return said
+
+    expected = [
+        "this model already has a handle with optimizer=; call its detach()",
+        "optimizer has none of the sharded parameters; create it after fully_shard()",
+        "optimizer is missing 8 of the 16 averaged parameters",
+        "1 of the optimizer's 17 parameters are not averaged by this handle",
+        "momentum before compression supports SGD, Adam, AdamW",
+        "differ in momentum",
+        "does not support Muon" if hasattr(torch.optim, "Muon") else "momentum before compression supports",
+        "clip_norm=1.0 needs optimizer=",
+        "update_scale=measured has no effect",
+        "timeout=10.0 has no effect where gradients are averaged",
+    ]
+    for found in run_workers(2, work):
+        for line, start in zip(found, expected, strict=True):
+            assert start in line
+
+
+def test_wrong_loops_raise_errors() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[str]:
+        said = []
+        # Without zero_grad().
+        run = Blockwise(1)
+        run.train(range(2))
+        run.loss(2).backward()
+        said.append(refused(run.rule.step))
+        # step() without a backward pass.
+        run = Blockwise(1)
+        run.train(range(2))
+        said.append(refused(run.rule.step))
+        # Two backward passes that both send.
+        run = Blockwise(1)
+        run.loss(0).backward()
+        said.append(refused(lambda: run.loss(1).backward()))
+        # Units that disagree.
+        run = Blockwise(1)
+        run.model.set_requires_all_reduce(False, recurse=False)
+        said.append(refused(lambda: run.loss(0).backward()))
+        # A clipped update.
+        run = Blockwise(1)
+        run.loss(0).backward()
+        nn.utils.clip_grad_norm_(run.model.parameters(), 1e-3)
+        said.append(refused(run.rule.step))
+        # A parameter that is trained later.
+        run = Blockwise(1, frozen=["first.weight"])
+        run.train(range(1))
+        run.model.first.weight.requires_grad_(True)
+        said.append(refused(lambda: run.train([1])))
+        # Workers with different learning rates.
+        run = Blockwise(1)
+        run.rule.param_groups[0]["lr"] = 0.1 * (1 + dist.get_rank())
+        said.append(refused(lambda: run.loss(0).backward()))
+        return said
+
+    expected = [
+        "step() would apply the gradient of",
+        "step() would apply gradients that were not averaged since the last step()",
+        "was averaged again together with an earlier average",
+        "set_requires_all_reduce() has different values in one backward pass",
+        "an averaged update, was changed between backward() and step()",
+        "first.weight was frozen when this handle was created and is trained now",
+        "rank 1 has learning rate of parameter group 0=0.2, rank 0 has learning rate of parameter group 0=0.1",
+    ]
+    for found in run_workers(2, work):
+        for line, start in zip(found, expected, strict=True):
+            assert start in line
+
+
+def test_discarded_passes_and_frozen_parameters() -> None:
+    def work(cluster: ProcessGroupCluster) -> list[bool]:
+        expected = Blockwise(1).train(range(4), detaches=True)
+        run = Blockwise(1)
+        for step in range(4):
+            found = run.train([step])
+            with run.handle.discard():
+                run.loss(99).backward()
+        names = ["first.weight", "blocks.1.0.bias"]
+        frozen = Blockwise(1, frozen=names)
+        before = [each.full_tensor().clone() for each in frozen.model.parameters()]
+        frozen.train(range(3))
+        pairs = zip(before, frozen.model.named_parameters(), strict=True)
+        same = [name for old, (name, now) in pairs if torch.equal(old, now.full_tensor())]
+        return [torch.equal(found, expected), same == names]
+
+    assert run_workers(2, work) == [[True, True]] * 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_moments_of_an_earlier_training_continue() -> None:
+    """As if the handle had had them: both trainings send everything, and AdamW keeps both moments."""
+
+    def work(cluster: ProcessGroupCluster) -> list[Any]:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "inside"))
+        found = []
+        for late in (False, True):
+            model: Any = made("transformer")
+            for module in (model.layer, model):
+                fully_shard(module, mesh=mesh["inside"])
+            rule, handle = adamw(model), None
+            for step in range(6):
+                # Nodes have the same batches, so that they agree without a handle.
+                words = torch.randint(20, (2, 2, 6), generator=torch.Generator().manual_seed(step))
+                if handle is None and (step == 3 or not late):
+                    handle = attach_fsdp(model, whole_method("adamw"), group=mesh["nodes"].get_group(), optimizer=rule)
+                rule.zero_grad()
+                loss_of(model, words[mesh.get_local_rank("inside")]).backward()
+                rule.step()
+            found.append((whole(model), len(rule.state)))
+        (first, _), (second, left) = found
+        return [bool(torch.allclose(first, second, rtol=1e-12, atol=1e-13)), left]
+
+    assert run_workers(4, work) == [[True, 0]] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(180)
+def test_density_1_is_plain_fsdp_with_adamw() -> None:
+    """Nodes with the same batches have the same updates, so their average is that of each node."""
+
+    def work(cluster: ProcessGroupCluster) -> bool:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "inside"))
+        found = []
+        for attached in (False, True):
+            model: Any = made("transformer")
+            for module in (model.layer, model):
+                # Plain FSDP2 averages over both dimensions itself.
+                fully_shard(module, mesh=mesh["inside"] if attached else mesh)
+            rule = adamw(model)
+            if attached:
+                attach_fsdp(model, whole_method("adamw"), group=mesh["nodes"].get_group(), optimizer=rule)
+            for step in range(6):
+                words = torch.randint(20, (2, 2, 6), generator=torch.Generator().manual_seed(step))
+                rule.zero_grad()
+                loss_of(model, words[mesh.get_local_rank("inside")]).backward()
+                rule.step()
+            found.append(whole(model))
+        return bool(torch.allclose(*found, rtol=1e-12, atol=1e-13))
+
+    assert all(run_workers(4, work))

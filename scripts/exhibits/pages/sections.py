@@ -169,7 +169,7 @@ def _read(path: Path) -> Section:
     try:
         found = Section(**json.loads(path.read_bytes()))
         tried = [Tried(*each) for each in found.tried]
-        claims = [Judged(*each, [Part(*task) for task in tasks]) for *each, tasks in found.judged]
+        claims = [Judged(*each)._replace(tasks=[Part(*task) for task in each[-1]]) for each in found.judged]
         return found._replace(tried=tried, judged=claims, waiting=[Unrun(*each) for each in found.waiting])
     except (ValueError, TypeError) as error:
         raise DataError(

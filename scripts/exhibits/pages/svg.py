@@ -9,26 +9,14 @@ from itertools import chain
 from types import MappingProxyType
 from xml.etree import ElementTree
 
-from markupsafe import Markup
-
 from scripts.exhibits.base import Draw
 from scripts.exhibits.charts import axes, palette
 
-__all__ = ["inline", "swatch"]
+__all__ = ["inline"]
 
 # CSS variables that replace the colours of matplotlib.
 _VARIABLES: Mapping[str, str] = MappingProxyType(
     {"#000000": "currentColor", "#ffffff": "var(--paper)", **palette.variables()}
-)
-# SVG shapes of the markers in legends.
-_MARKS: Mapping[str, str] = MappingProxyType(
-    {
-        "o": 'circle cx="14" cy="5" r="3.6"',
-        "s": 'path d="M10.6 1.6h6.8v6.8h-6.8z"',
-        "^": 'path d="M14 .8l4.2 7.6h-8.4z"',
-        "D": 'path d="M14 .6l4.4 4.4-4.4 4.4-4.4-4.4z"',
-        "v": 'path d="M14 9.2l4.2-7.6h-8.4z"',
-    }
 )
 _DECIMAL = re.compile(r"-?\d+\.\d+")
 _LETTERS = re.compile(r"(font-family: |(?<=px) )'[^;]*")  # of the property font, in older versions
@@ -37,11 +25,12 @@ _REFERENCE = re.compile(r"url\(#([^)]+)\)")
 _PLACES = ("d", "x", "y", "width", "height", "points")
 
 
-def inline(draw: Draw, ident: str, title: str) -> str:
+def inline(draw: Draw, key: Mapping[str, palette.Look], ident: str, title: str) -> str:
     """Draws a figure as an ``svg`` element.
 
     Args:
         draw: Function that draws into a matplotlib figure.
+        key: Look of each name in the legend; empty for no legend.
         ident: Prefix of all ids in the figure, unique on the page.
         title: Description for screen readers.
 
@@ -49,7 +38,7 @@ def inline(draw: Draw, ident: str, title: str) -> str:
         An ``svg`` element without namespaces, for use in HTML. It contains text as text, and has an aspect ratio but
         no fixed size.
     """
-    root = ElementTree.fromstring(_drawn(draw, ident))
+    root = ElementTree.fromstring(_drawn(draw, key, ident))
     for element in root.iter():
         element.tag = _local(element.tag)
         element.attrib = {_local(key): value for key, value in element.attrib.items()}
@@ -72,25 +61,11 @@ def inline(draw: Draw, ident: str, title: str) -> str:
     return re.sub(r"\n\s*", "\n", ElementTree.tostring(root, encoding="unicode"))
 
 
-def swatch(look: palette.Look) -> Markup:
-    """A sample line for a legend."""
-    dash = "" if isinstance(look.dash, str) else " ".join(f"{2 * part:g}" for part in look.dash[1])
-    colour = _VARIABLES[look.color]
-    return Markup(
-        '<svg class="swatch" viewBox="0 0 28 10" aria-hidden="true"><path d="M0 5H28" stroke="{}" stroke-width="2.5" '
-        'stroke-dasharray="{}"/><{} fill="{}"/></svg>'
-    ).format(colour, dash, Markup(_MARKS[look.marker]), colour)
-
-
-def _drawn(draw: Draw, salt: str) -> bytes:
-    from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
-
+def _drawn(draw: Draw, key: Mapping[str, palette.Look], salt: str) -> bytes:
     out = io.BytesIO()
     with axes.drawing(svg_fonttype="none", svg_hashsalt=salt, path_simplify_threshold=0.3):
-        figure = Figure(figsize=axes.SIZE, layout="constrained")
-        draw(figure)
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(out, format="svg", transparent=True, metadata=nothing)
+        axes.drawn(draw, key).savefig(out, format="svg", transparent=True, metadata=nothing)
     return out.getvalue()
 
 

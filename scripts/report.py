@@ -28,9 +28,9 @@ from markupsafe import Markup
 
 from scripts import choices
 from scripts.exhibits.base import Basis, Picture
-from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing
-from scripts.exhibits.charts.curves import draw_means, key_of
-from scripts.exhibits.charts.labels import explain
+from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing, explain
+from scripts.exhibits.charts.curves import draw_means, panels
+from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.kinds.trainings import VIRTUAL
 from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import page
@@ -113,42 +113,52 @@ def basis(runs: Sequence[Finished]) -> Basis:
     return Basis(some + VIRTUAL.simulated, "training; the seconds of the other runs", some + VIRTUAL.assumed)
 
 
-def pictures(comparison: Comparison) -> list[Picture]:
-    """The metric against steps and against seconds."""
+def pictures(comparison: Comparison, wanted: Sequence[str] = ("steps", "seconds")) -> list[Picture]:
+    """The metric against steps and against seconds, in panels of a few methods.
+
+    Args:
+        comparison: Runs of the task.
+        wanted: Fields of :class:`Curve` for the horizontal axis.
+    """
     clocks = sorted({CLOCKS[run.simulated] for method in comparison.methods for run in method.runs})
     words = {"steps": "steps", "seconds": f"{' or '.join(clocks)} seconds"}
+    caption = f"{comparison.title}: means of all seeds, bands from the least to the most"
     names = [method.name for method in comparison.methods]
-    caption, key = f"{comparison.title}: means of all seeds, bands from the least to the most", key_of(names)
-    return [
-        Picture(clock, caption, partial(draw, comparison, clock, label), f"against {label}", key)
-        for clock, label in words.items()
-    ]
+    styles, parts = looks(names), panels(names)
+    found = []
+    for number, shown in enumerate(parts, 1):
+        which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+        for clock in wanted:
+            drawing_one = partial(draw, comparison, clock, words[clock], shown)
+            key = {name: styles[name] for name in shown}
+            found.append(Picture(f"{clock}{which}", caption, drawing_one, f"against {words[clock]}{which}", key))
+    return found
 
 
-def draw(comparison: Comparison, clock: str, label: str, figure: Any) -> None:
-    """Draws the metric of all runs of a task.
+def draw(comparison: Comparison, clock: str, label: str, shown: Sequence[str], figure: Any) -> None:
+    """Draws the metric of runs of a task.
 
     Args:
         comparison: Runs of the task.
         clock: Field of :class:`Curve` for the horizontal axis.
         label: Label of the horizontal axis.
+        shown: Methods to draw.
         figure: Figure of matplotlib, or a part of it.
     """
     axes = figure.subplots()
     curves: dict[str, list[Curve]] = {method.name: [run.curve for run in method.runs] for method in comparison.methods}
-    draw_means(axes, curves, clock, label, comparison.methods[0].runs[0].summary["metric"])
+    draw_means(axes, curves, clock, label, comparison.methods[0].runs[0].summary["metric"], shown=shown)
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
-    """Draws the metric of every task against seconds to a file, one task above the other."""
+    """Draws the metric of every task against seconds to a file, one panel above the other."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
+    shown = [(each.title, picture) for each in comparisons for picture in pictures(each, ["seconds"])]
     with drawing():
-        figure = Figure(figsize=(1.4 * SIZE[0], 1.4 * SIZE[1] * len(comparisons)), layout="constrained")
-        parts = figure.subfigures(len(comparisons), squeeze=False)[:, 0]
-        for comparison, part in zip(comparisons, parts, strict=True):
-            picture = pictures(comparison)[-1]
-            part.suptitle(comparison.title)
+        figure = Figure(figsize=(1.4 * SIZE[0], 1.4 * SIZE[1] * len(shown)), layout="constrained")
+        for (title, picture), part in zip(shown, figure.subfigures(len(shown), squeeze=False)[:, 0], strict=True):
+            part.suptitle(title)
             explain(part, picture.key)
             picture.draw(part)
         figure.savefig(path, dpi=200)

@@ -70,7 +70,7 @@ class Picture(NamedTuple):
         caption: Description of all panels.
         draw: Draws the picture.
         title: Title of the panel; empty if the caption suffices.
-        key: Legend: look by name, for elements without a label next to them.
+        key: Legend: look by name.
         wide: Whether the picture needs the full width of the page.
     """
 

@@ -93,23 +93,43 @@ def _is_unrun(row: Row) -> bool:
 def unrun_table(found: Sequence[Unrun]) -> Table | None:
     """The list of jobs that were not run; a job of several exhibits appears once."""
     seen: set[str] = set()
-    rows: list[list[str]] = []
-    total, unknown = 0.0, 0
+    tasks: dict[tuple[str, str], list[tuple[Unrun, int]]] = {}
     for each in found:
         own = [mark for mark in each.jobs if mark not in seen]
         seen.update(own)
         if own:
-            needed = None if each.seconds is None else each.seconds * len(own)
-            total, unknown = total + (needed or 0), unknown + (needed is None)
-            rows.append([each.exhibit, each.task, each.method, str(len(own)), in_hours(needed)])
-    if not rows:
+            tasks.setdefault((each.exhibit, each.task), []).append((each, len(own)))
+    if not tasks:
         return None
+    times = {task: _together(own) for task, own in tasks.items()}
+    total, unknown = sum(time or 0.0 for time in times.values()), sum(time is None for time in times.values())
     untimed = f"{unknown} row{'s' if unknown > 1 else ''} of unknown time"
     words = [f"{in_hours(total)} core hours"] * bool(total) + [untimed] * bool(unknown)
-    columns = ("exhibit", "task", "method", "runs", "core hours")
-    lines = [Row(name, [Cell(text) for text in cells], ()) for name, *cells in rows]
+    columns = ("exhibit", "task", "methods", "runs", "core hours")
+    lines = [
+        Row(
+            exhibit,
+            [
+                Cell(text)
+                for text in (
+                    task,
+                    ", ".join(each.method for each, _ in own),
+                    str(sum(count for _, count in own)),
+                    in_hours(times[exhibit, task]),
+                )
+            ],
+            (),
+        )
+        for (exhibit, task), own in tasks.items()
+    ]
     runs = f"{len(seen)} run{'s' if len(seen) > 1 else ''}"
     return Table(f"Not run yet: {runs}, {' and '.join(words)}", columns, lines)
+
+
+def _together(found: Sequence[tuple[Unrun, int]]) -> float | None:
+    """Core seconds of these numbers of jobs; ``None`` if those of a row are unknown."""
+    needed = [each.seconds * count for each, count in found if each.seconds is not None]
+    return sum(needed) if len(needed) == len(found) else None
 
 
 def in_hours(seconds: float | None) -> str:

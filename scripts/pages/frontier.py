@@ -9,8 +9,7 @@ import io
 from collections.abc import Sequence
 
 from scripts.exhibits.base import Results
-from scripts.exhibits.charts.axes import SIZE, TEXT, check_drawing, drawing
-from scripts.exhibits.charts.labels import explain
+from scripts.exhibits.charts.axes import SIZE, TEXT, check_drawing, drawing, explain
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.tables import Table, markdown
 from scripts.pages.marked import replace
@@ -48,19 +47,21 @@ def _shown(tables: Sequence[Table]) -> str:
 
 
 def figure(exhibit: Frontier, results: Results, scale: str = SCALE) -> bytes:
-    """All panels in one picture, a row for each task, as PNG; see :func:`page` for the arguments."""
+    """All panels in one picture, a column for each link, as PNG; see :func:`page` for the arguments."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
     check_drawing()
     pictures, courses = exhibit.pictures(scale, results), exhibit.courses[scale]
-    rows, columns = len(courses), max(len(course.gbits) for course in courses)
+    columns = max(len(course.gbits) for course in courses)
+    rows = len(pictures) // columns
     with drawing():
-        whole = Figure(figsize=(0.75 * columns * SIZE[0], 1.1 * rows * SIZE[1]), layout="constrained")
-        panels = whole.subfigures(rows, columns, squeeze=False).flat
-        for panel, picture in zip(panels, pictures, strict=True):
-            picture.draw(panel)
-            panel.suptitle(picture.title, fontsize=TEXT)
-        explain(whole, pictures[0].key)
+        whole = Figure(figsize=(0.75 * columns * SIZE[0], rows * SIZE[1]), layout="constrained")
+        for number, row in enumerate(whole.subfigures(rows, 1, squeeze=False)[:, 0]):
+            own = pictures[number * columns : (number + 1) * columns]
+            for panel, picture in zip(row.subfigures(1, columns, squeeze=False).flat, own, strict=True):
+                picture.draw(panel)
+                panel.suptitle(picture.title, fontsize=TEXT)
+            explain(row, own[0].key)
         out = io.BytesIO()
-        whole.savefig(out, format="png", dpi=150, metadata={"Software": None})
+        whole.savefig(out, format="png", dpi=100, metadata={"Software": None})
     return out.getvalue()

@@ -1,18 +1,15 @@
-"""How figures are drawn: means and bands, axes of factors, names that do not overlap."""
+"""How figures are drawn: means and bands, few lines in a panel, axes of factors, legends."""
 
 from __future__ import annotations
 
 import math
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts import curves, labels, sheets
+from scripts.exhibits.charts import curves, palette, sheets
 from scripts.exhibits.kinds.predictions import sheet
 from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import writing
@@ -46,9 +43,10 @@ def test_lines_bands_and_names(metric: str, scale: str) -> None:
     assert axes.get_yscale() == scale
     assert list(axes.lines[0].get_ydata()) == [5.0, 5.0]
     assert len(axes.collections) == 3
-    assert {text.get_text() for text in axes.texts} - {""} == {"SparDL", "broken"}  # the long one is in the key
-    assert list(curves.key_of(list(found))) == list(found)
-    assert curves.key_of(["SparDL", "dense"]) == {}
+    few = figure().subplots()
+    curves.draw_means(few, found, "steps", "steps", metric, shown=["a" * 40])
+    assert len(few.lines) == 1
+    assert few.get_ylim()[0] == pytest.approx(axes.get_ylim()[0]) or metric == "accuracy"
 
 
 @pytest.mark.parametrize(("metric", "shown"), [("accuracy", False), ("loss", True)])
@@ -61,19 +59,32 @@ def test_an_axis_of_accuracy_leaves_the_start_out(metric: str, shown: bool) -> N
     assert axes.get_ylim()[1] > 0.99
 
 
-@settings(max_examples=15, deadline=None)
-@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), min_size=1, max_size=9))
-def test_no_name_is_over_another(places: list[tuple[float, float]]) -> None:
-    drawn = figure()
-    axes = drawn.subplots()
-    axes.set(xlim=(0, 1), ylim=(0, 1))
-    ends = [labels.End(f"a name, P = {number}", x, y, "#204ac8") for number, (x, y) in enumerate(places)]
-    labels.name_ends(axes, ends)
-    drawn.draw_without_rendering()
-    texts = [text for text in axes.texts if text.get_text()]
-    assert [text.get_text() for text in texts] == [end.name for end in ends]
-    boxes = [text.get_window_extent() for text in texts]
-    assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+@pytest.mark.parametrize(
+    ("count", "sizes"), [(1, [1]), (5, [5]), (6, [4, 3]), (9, [5, 5]), (10, [4, 4, 4]), (27, [5, 5, 5, 5, 5, 4, 4])]
+)
+def test_a_panel_has_few_lines_and_the_baseline(count: int, sizes: list[int]) -> None:
+    names = [f"method {number}" for number in range(count - 1)] + ["dense"]
+    found = curves.panels(names, ["dense"])
+    assert sorted(map(len, found), reverse=True) == sorted(sizes, reverse=True)
+    assert all("dense" in each for each in found)
+    assert {name for each in found for name in each} == set(names)
+    assert sum(len(each) - 1 for each in found) == count - 1  # every method once
+    assert all(len(each) <= 5 for each in curves.panels(names))
+
+
+def test_a_legend_fits_the_figure() -> None:
+    names = ["short", "a name of several words that is much longer than half of a line", "other", "b" * 50 + " c" * 30]
+    with axes_of.drawing():
+        drawn = axes_of.drawn(lambda whole: whole.subplots().plot([1, 2]), palette.looks(names), "A title " * 12)
+        drawn.draw_without_rendering()
+    (legend,) = drawn.legends
+    assert [text.get_text().replace("\n", " ") for text in legend.get_texts()] == names
+    box, whole = legend.get_window_extent(), drawn.bbox
+    assert whole.x0 <= box.x0
+    assert box.x1 <= whole.x1
+    assert box.y1 <= drawn.axes[0].get_window_extent().y0
+    assert drawn.axes[0].get_window_extent().height > 0.5 * axes_of.SIZE[1] * drawn.dpi
+    assert not axes_of.drawn(lambda whole: None, {}).legends
 
 
 def made(**columns: list[Any]) -> Any:
@@ -120,7 +131,7 @@ def test_lines_over_numbers_in_the_columns_names() -> None:
     (axes,) = drawn.axes
     assert axes.get_xscale() == "log"
     assert [list(line.get_xdata()) for line in axes.lines] == [[4, 16], [4, 16]]
-    assert {text.get_text() for text in axes.texts} >= {"one", "other"}
+    assert list(picture.key) == ["one", "other"]
     with pytest.raises(ValueError, match="'words' has no number"):
         chart.pictures("1", sheet("T", ("row", "words"), {"m, one": [1.0]}))[0].draw(figure())
 

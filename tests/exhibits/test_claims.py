@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from scripts.exhibits import base, measures, tables
+from scripts.exhibits import jobs as exhibit_jobs
 from scripts.exhibits.claims import base as claims_base
 from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.claims import evidence, judging
@@ -115,6 +116,9 @@ def test_every_task_has_its_own_verdict() -> None:
     assert "for VGG on CIFAR: worse by" in judgement.finding.reason
     assert "for BERT: no loss" in judgement.finding.reason
     assert judgement.finding.ours.endswith("a small one, for BERT: 0%: reproduced")
+    limited = replace(claim(seeded("NoLoss"), accuracies), limits=(judging.STAND_INS,))
+    judgement = judged(limited, found=found, exhibit=exhibit_of(DIGITS, OTHER))
+    assert judgement.finding.ours.endswith("a small one, for BERT: 0%: in the same direction")  # as in its own row
 
 
 @pytest.mark.usefixtures("composing")
@@ -127,7 +131,12 @@ def test_a_claim_has_tasks_of_several_exhibits() -> None:
     assert [task.finding.verdict.name for task in whole.tasks] == ["REPRODUCED", "REPRODUCED"]
     half = base.Results(Path("runs"), dict(list(results.found.items())[:6]))
     kept = judging.judge(made, {"x.y": first, "x.z": second}, "laptop", half)
-    assert [task.finding.verdict.name for task in kept.tasks] == ["REPRODUCED", "UNJUDGED"]
+    assert [task.finding.verdict.name for task in kept.tasks] == ["REPRODUCED"]  # what was not run has no verdict
+    lost = dict.fromkeys(second.jobs("laptop"), exhibit_jobs.Outcome(Path("runs"), {}, "out of memory"))
+    failed = judging.judge(
+        made, {"x.y": first, "x.z": second}, "laptop", base.Results(Path("runs"), {**half.found, **lost})
+    )
+    assert [task.finding.verdict.name for task in failed.tasks] == ["REPRODUCED", "UNJUDGED"]
     assert kept.finding.verdict.name == "DIRECTION"
     assert "not judged: 6 of 6 required results are missing: not run yet (T)" in kept.finding.reason
     none = judging.judge(made, {"x.y": first, "x.z": second}, "laptop", base.Results(Path("runs"), {}))

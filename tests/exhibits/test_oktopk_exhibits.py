@@ -131,8 +131,24 @@ def test_what_is_watched_for_too_short_a_time_is_not_judged(scale: str, told: st
     finding = judging.judge(claim, {exhibit.name: exhibit}, scale, base.Results(Path("x"), done)).finding
     assert finding.verdict is (Verdict.UNJUDGED if told else Verdict.NOT)
     assert told in finding.reason
-    assert finding.ours.startswith("0%")
-    assert finding.ours.count("100% (") == 1  # and once more in the remark on early evaluation
+    assert ": 0% (" in finding.ours  # three models, each with the entries of a worker and the sums
+    assert finding.ours.count("100% (") == 3  # and as often in the remarks on early evaluation
+
+
+def test_thresholds_are_judged_per_model(composing: None) -> None:
+    exhibit = catalogue()["oktopk.thresholds"]
+    jobs = exhibit.jobs("evening")
+    exact = {"k": 100, "local": [[100, 100]] * 4, "sums": [100] * 4}
+    few = {"k": 100, "local": [[50, 50]] * 4, "sums": [50] * 4}
+    model = next(iter(exhibit.plans["evening"].cases)).words
+    done = {
+        job: exhibit_jobs.Outcome(Path("x"), few if set(model) <= set(dict(job.arguments)["words"]) else exact)
+        for job in jobs
+    }
+    claim = next(each for each in load_all() if each.name == "Ok-Topk: thresholds")
+    found = judging.judge(claim, {exhibit.name: exhibit}, "evening", base.Results(Path("x"), done))
+    assert [task.finding.verdict for task in found.tasks] == [Verdict.NOT, Verdict.DIRECTION, Verdict.DIRECTION]
+    assert found.finding.verdict is Verdict.MIXED
 
 
 @pytest.mark.slow

@@ -114,7 +114,9 @@ def test_a_verdict_stands_beside_what_was_proposed(tmp_path: Path) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
     text = report(tmp_path / "report", made, found, claims(list(found.found)))
     first, rest, folded = text.split('<h2 class="all">')
-    assert first.count("not reproduced") == 2  # all verdicts counted, and in the table of claims
+    # All verdicts counted, those of the paper, and in the table of claims.
+    assert first.count("not reproduced") == 3
+    assert "no claim is supported" in first
     assert first.index("<nav") < first.index(">Paper: accuracy</th>")
     row = rest[rest.index('<tr class="proposed">') :]
     assert row.index("not reproduced") < row.index(">dense</th>") < row.index("for comparison")
@@ -145,7 +147,7 @@ def test_a_row_has_the_verdict_of_its_task(tmp_path: Path) -> None:
     """And not the one that another task gives the claim."""
     made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
     own = tried.marks(list(found.found))
-    tasks = [("this", "reproduced", own), ("another", "not reproduced", ["x"])]
+    tasks = [verdicts.Part("this", "reproduced", own), verdicts.Part("another", "not reproduced", ["x"])]
     judged = verdicts.Judged("Paper: accuracy", "same", "-", "depends on the task", ["paper.training"], own, tasks)
     section = sections.exhibit_section(made, "Paper (2024)", "smoke", found)
     claimed = sections.Section("claims-smoke", "", "Claims", "smoke", 0, "", judged=[judged])
@@ -154,6 +156,33 @@ def test_a_row_has_the_verdict_of_its_task(tmp_path: Path) -> None:
     assert "\u2713</span> reproduced" in row
     assert "not reproduced" not in row
     assert "depends on the task" not in row
+
+
+def test_a_paper_s_best_result_is_on_the_first_screen() -> None:
+    part = verdicts.Part
+    claims = [
+        verdicts.Judged("A: counts", "n (Table 1)", "7 of 7", "checked by construction", ["a.x"], []),
+        verdicts.Judged(
+            "A: order",
+            "x > y (Figure 2)",
+            "",
+            "depends on the task",
+            ["a.x"],
+            [],
+            [part("one", "not reproduced", [], "2, 3"), part("two", "in the same direction", [], "5, 4")],
+        ),
+        verdicts.Judged("B: speed", "2x (abstract)", "1x", "not reproduced", ["b.x"], []),
+    ]
+    claimed = sections.Section("claims-smoke", "", "Claims", "smoke", 0, "", judged=claims)
+    papers = [sections.Section(f"{name}.x-smoke", name.upper(), "X", "smoke", 0, "") for name in "ab"]
+    text = str(pages_summary.summary([claimed, *papers]))
+    glance = " ".join(text[text.index('class="stack glance"') :].partition("</table>")[0].split())
+    one, other = glance.split("<tr>")[2:]
+    assert "in the same direction</span> <strong>order</strong>, two: 5, 4 <small>(paper: x &gt; y)</small>" in one
+    assert one.index("checked by construction <b>1</b>") < one.index("depends on the task <b>1</b>")
+    assert "not reproduced <b>1</b>" in other
+    assert "no claim is supported" in other
+    assert verdicts.best_part([]) is None
 
 
 def test_the_contents_name_papers_and_what_was_not_run(tmp_path: Path) -> None:
@@ -251,4 +280,15 @@ def test_a_paper_s_first_figure_has_a_panel_for_each_task(tmp_path: Path) -> Non
         assert pictures
         if leading.name.endswith("convergence"):
             assert len({picture.caption for picture in pictures}) == 1
-            assert [picture.title for picture in pictures] == [case.title for case in leading.plans["laptop"].cases]
+            tasks = dict.fromkeys(picture.title.partition(" (1 of ")[0].partition(" (2 of ")[0] for picture in pictures)
+            assert list(tasks) == [case.title for case in leading.plans["laptop"].cases]
+
+
+def test_no_panel_of_curves_has_more_than_five(tmp_path: Path) -> None:
+    for paper in load_all():
+        for each in paper.exhibits:
+            if isinstance(each, trainings.MethodComparison):
+                pictures = each.pictures("smoke", made_up.results(each, "smoke", tmp_path / each.name))
+                assert all(len(picture.key) <= 5 for picture in pictures)
+                shown = {name for picture in pictures for name in picture.key}
+                assert not shown or shown == set(each.compared(base.at("smoke", each.plans)))

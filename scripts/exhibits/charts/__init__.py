@@ -1,1 +1,1 @@
-"""Figures: one colour for each method, labels that do not overlap, and axes that suit what they show."""
+"""Figures: one colour for each method, at most five lines in a panel, and axes that suit what they show."""

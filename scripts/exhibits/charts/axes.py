@@ -1,21 +1,24 @@
-"""Common style of the axes of all figures, and logarithmic axes."""
+"""Common style of all figures: axes, legends, titles, and logarithmic axes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from importlib.util import find_spec
+from textwrap import fill
 from typing import Any
 
 from scripts.exhibits.charts import palette
 from spardl.basics.errors import ConfigError
 
-__all__ = ["SIZE", "SMALL", "TEXT", "check_drawing", "drawing", "logarithmic", "plain"]
+__all__ = ["SIZE", "SMALL", "TEXT", "check_drawing", "drawing", "drawn", "explain", "logarithmic", "plain"]
 
 # Inches; two panels fit side by side on a page, one on a telephone.
 SIZE = (4.4, 2.7)
 # Font sizes in points: of text, and of numbers at axes.
 TEXT, SMALL = 8, 7.5
+# Of titles and legends: characters per inch, height of a line in inches, and width of a line sample in characters.
+PER_INCH, LINE_HEIGHT, SAMPLE = 14, 0.19, 8
 
 
 def check_drawing() -> None:
@@ -44,6 +47,56 @@ def drawing(**more: Any) -> Any:
     }
     settings.update({name.replace("_", ".", 1): value for name, value in more.items()})
     return rc_context(settings)
+
+
+def drawn(draw: Callable[[Any], None], key: Mapping[str, palette.Look], title: str = "") -> Any:
+    """A figure of matplotlib with its legend; call it within :func:`drawing`.
+
+    Args:
+        draw: Draws into the figure.
+        key: Look of each name in the legend; empty for no legend.
+        title: Title above the figure.
+    """
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
+
+    figure = Figure(figsize=SIZE, layout="constrained")
+    draw(figure)
+    words = fill(title, int(PER_INCH * figure.get_figwidth()))
+    if title:
+        figure.suptitle(words, fontsize=TEXT)
+    # Title and legend add to the height, so that the plot keeps its size.
+    lines = explain(figure, key) + (words.count("\n") + 1 if title else 0)
+    figure.set_figheight(figure.get_figheight() + LINE_HEIGHT * lines)
+    return figure
+
+
+def explain(figure: Any, key: Mapping[str, palette.Look]) -> int:
+    """Draws the legend below a figure.
+
+    Args:
+        figure: Figure of matplotlib, or a part of one.
+        key: Look of each name; empty for no legend.
+
+    Returns:
+        The height of the legend in lines.
+    """
+    from matplotlib.lines import Line2D  # noqa: PLC0415 - only figures need it
+
+    if not key:
+        return 0
+    most = int(PER_INCH * figure.bbox.width / figure.figure.dpi)
+    names = [fill(name, most - SAMPLE) for name in key]
+    longest = max(len(line) for name in names for line in name.split("\n"))
+    columns = max(1, min(len(names), most // (longest + SAMPLE)))
+    lines = [
+        Line2D([], [], color=look.color, linestyle=look.dash, marker=look.marker, markersize=3.5)
+        for look in key.values()
+    ]
+    # Long handles, so that dashed and solid lines can be distinguished.
+    figure.legend(
+        lines, names, fontsize=SMALL, loc="outside lower center", ncols=columns, frameon=False, handlelength=4
+    )
+    return -(-sum(name.count("\n") + 1 for name in names) // columns)
 
 
 def plain(axes: Any, across: str = "", up: str = "", grid: str = "both") -> None:

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
 from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts.labels import End, name_ends
-from scripts.exhibits.charts.palette import SOFT, Look, looks
+from scripts.exhibits.charts.palette import SOFT, looks
 from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
 
-__all__ = ["Band", "band", "draw_means", "key_of"]
+__all__ = ["Band", "band", "draw_means", "panels"]
 
-# Characters of a name that fit next to a line. Longer names go to the legend.
-LONG = 22
-# Most lines that are labelled at their ends. More lines cross each other, and labels would hide the crossings.
-FEW = 6
+# Most lines in a panel.
+MOST = 5
 # Metrics whose ratios are more informative than their differences.
 FACTORS = frozenset({"perplexity"})
 # Share of a training at its start that the axis may cut off, because the late differences are small.
@@ -57,9 +55,20 @@ def band(curves: Sequence[Curve], clock: str) -> Band:
     return Band(*zip(*rows, strict=True)) if rows else Band((), (), (), ())
 
 
-def key_of(names: Sequence[str]) -> dict[str, Look]:
-    """Entries of the legend; empty if all lines are labelled at their ends."""
-    return looks(names) if len(names) > FEW or any(len(name) > LONG for name in names) else {}
+def panels(names: Sequence[str], common: Collection[str] = ()) -> list[list[str]]:
+    """Names of the lines of each panel, at most five; the panels have about equal numbers of lines.
+
+    Args:
+        names: Names of all lines.
+        common: At most four names that every panel shows, such as the baseline.
+    """
+    shared = [name for name in names if name in common]
+    rest = [name for name in names if name not in shared]
+    if len(names) <= MOST or not rest:
+        return [list(names)]
+    count = math.ceil(len(rest) / (MOST - len(shared)))
+    ends = [round(place * len(rest) / count) for place in range(count + 1)]
+    return [[*shared, *rest[low:high]] for low, high in pairwise(ends)]
 
 
 def draw_means(
@@ -71,33 +80,29 @@ def draw_means(
     *,
     target: float | None = None,
     ratios: bool = False,
-    names: bool = True,
+    shown: Collection[str] | None = None,
 ) -> None:
     """Draws the mean of each method as a line, and its range as a band.
 
     Args:
         axes: Axes of matplotlib to draw into.
-        curves: Finished runs of each method.
+        curves: Finished runs of each method; all of them set the limits of the axes, so that panels compare.
         clock: Field of :class:`Curve` on the horizontal axis.
         across: Label of the horizontal axis.
         metric: Name of the metric.
         target: Metric value at which to draw a horizontal line.
         ratios: Whether the horizontal axis is logarithmic, so that equal speedups have equal widths.
-        names: Whether to label a few lines with short names at their ends; otherwise a legend must name them all.
+        shown: Methods to draw; ``None`` draws all.
     """
     styles = looks(curves)
     bands = {name: band(runs, clock) for name, runs in curves.items() if runs}
-    ends = []
     for name, found in bands.items():
-        if not found.places:
+        if not found.places or (shown is not None and name not in shown):
             continue
         look = styles[name]
         marker = look.marker if len(found.places) == 1 else None  # a single point draws no line
         axes.plot(found.places, found.middle, color=look.color, linestyle=look.dash, linewidth=1.5, marker=marker)
         axes.fill_between(found.places, found.low, found.high, color=look.color, alpha=0.14, linewidth=0)
-        last = _last(found)
-        if names and last and len(name) <= LONG and len(curves) <= FEW:
-            ends.append(End(name, *last, look.color))
     factors = metric in FACTORS
     axes_of.plain(
         axes, across + (", logarithmic" if ratios else ""), in_words(metric) + (", logarithmic" if factors else "")
@@ -112,8 +117,6 @@ def draw_means(
         axes_of.logarithmic(axes.xaxis, [place for found in bands.values() for place in found.places])
     if target is not None:
         axes.axhline(target, color=SOFT, linewidth=0.9, linestyle=":")
-        ends.append(End(f"target {target:.3g}", axes.get_xlim()[1], target, SOFT))
-    name_ends(axes, ends)
 
 
 def _late(bands: Iterable[Band]) -> list[float]:
@@ -124,9 +127,3 @@ def _late(bands: Iterable[Band]) -> list[float]:
         for place, low in zip(found.places, found.low, strict=True)
         if place >= START * max(found.places) and math.isfinite(low)
     ]
-
-
-def _last(found: Band) -> tuple[float, float] | None:
-    """Last finite point, or ``None``."""
-    points = [point for point in zip(found.places, found.middle, strict=True) if all(map(math.isfinite, point))]
-    return points[-1] if points else None

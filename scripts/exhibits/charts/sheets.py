@@ -13,7 +13,6 @@ from typing import Any, TypeAlias
 from scripts.exhibits.base import Picture
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.labels import End, name_ends
 
 __all__ = ["Chart", "Dots", "Figures", "Lines"]
 
@@ -49,17 +48,21 @@ class Chart(ABC):
         columns = [column for column in made["columns"][1:] if column in self.columns or not self.columns]
         panels = _panels(made, columns)
         caption = f"{made['title']}{self.words}"
-        key = self.key(columns)
         return [
-            Picture(f"{name} {panel}".strip(), caption, partial(self.draw, rows, columns), panel, key)
+            Picture(
+                f"{name} {panel}".strip(),
+                caption,
+                partial(self.draw, rows, columns),
+                panel,
+                self.key(rows, columns),
+            )
             for panel, rows in panels.items()
             if any(rows.values())
         ]
 
-    def key(self, columns: Sequence[str]) -> Mapping[str, palette.Look]:
-        """Entries of the legend above the figure; empty by default."""
-        del columns
-        return {}
+    @abstractmethod
+    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, palette.Look]:
+        """Entries of the legend of a panel."""
 
     @abstractmethod
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
@@ -85,8 +88,9 @@ class Dots(Chart):
 
     ratio: bool = False
 
-    def key(self, columns: Sequence[str]) -> Mapping[str, palette.Look]:
-        """Entries of the legend; empty for a single column."""
+    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, palette.Look]:
+        """The columns; none for a single column."""
+        del rows
         return palette.looks(columns) if len(columns) > 1 else {}
 
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
@@ -114,7 +118,7 @@ class Dots(Chart):
 
 @dataclass(frozen=True)
 class Lines(Chart):
-    """Line chart: one line per row, over columns whose names contain a number; labels are at the line ends.
+    """Line chart: one line per row, over columns whose names contain a number.
 
     Attributes:
         across: Label of the horizontal axis.
@@ -122,19 +126,22 @@ class Lines(Chart):
 
     across: str = ""
 
+    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, palette.Look]:
+        """The rows."""
+        del columns
+        return palette.looks(rows)
+
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
         """Draws into a figure of matplotlib."""
         axes = figure.subplots()
         axes_of.plain(axes, self.across, self.unit)
-        ends, numbers = [], {column: _number(column) for column in columns}
-        for (name, figures), look in zip(rows.items(), palette.looks(rows).values(), strict=True):
+        numbers = {column: _number(column) for column in columns}
+        for figures, look in zip(rows.values(), palette.looks(rows).values(), strict=True):
             places, values = [numbers[column] for column in figures], list(figures.values())
             axes.plot(places, values, color=look.color, linestyle=look.dash, marker=look.marker, markersize=4)
-            ends += [End(name, places[-1], values[-1], look.color)] if places else []
         axes_of.logarithmic(axes.xaxis, numbers.values())
         axes.xaxis.set_ticks(list(numbers.values()))
         axes.locator_params(axis="y", nbins=5)
-        name_ends(axes, ends)
 
 
 def _number(column: str) -> float:

@@ -19,7 +19,7 @@ from scripts.exhibits.declared import Keys, Node, Reader, Variants, entries, fai
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import key, tables_section
-from scripts.exhibits.pages.verdicts import Judged
+from scripts.exhibits.pages.verdicts import Judged, Part
 from scripts.exhibits.papers.catalogue import papers
 from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import marks
@@ -128,6 +128,6 @@ def claims_section(judgements: Sequence[Judgement], scale: str, results: Results
 
 def _judged(judgement: Judgement) -> Judged:
     claim, finding = judgement.claim, judgement.finding
-    tasks = [(task.task, task.finding.label, marks(task.jobs)) for task in judgement.tasks]
+    tasks = [Part(each.task, each.finding.label, marks(each.jobs), each.finding.ours) for each in judgement.tasks]
     paper = f"{claim.published.figure} ({claim.published.origin})"
     return Judged(claim.name, paper, finding.ours, finding.label, claim.exhibits, marks(judgement.jobs), tasks)

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
 from scripts.exhibits.claims.base import OVERSHOT, Figure, Finding, Rule, Verdict
+from scripts.exhibits.failures import any_failed
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.tables import Cell, Row, Table
 
@@ -206,7 +207,7 @@ class Judgement:
         setting: Description of the runs.
         basis: Simulated, measured and assumed quantities.
         jobs: Jobs behind the figures.
-        tasks: Verdict on each task, if the rule judges tasks one by one.
+        tasks: Verdict on each task that was run, if the claim has tasks.
     """
 
     claim: Claim
@@ -236,13 +237,18 @@ def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Re
         finding = Finding(Verdict.UNJUDGED, "-", str(missing))
         return Judgement(claim, finding, scale, setting, exhibit.basis, missing.jobs)
     tasks = _by_task(claim.rule, figures)
-    finding = _remarked(_limited(_ruled(claim.rule, tasks), claim, scale), claim)
+    finding = _remarked(_limited(_ruled(claim, tasks, scale), claim, scale), claim)
     judged = [
-        TaskFinding(task, _limited(_ruled(claim.rule, {task: own}), claim, scale), _jobs(own))
+        TaskFinding(task, _limited(_ruled(claim, {task: own}, scale), claim, scale), _jobs(own))
         for task, own in tasks.items()
-        if task
+        if task and _was_run(own, results)
     ]
     return Judgement(claim, finding, scale, setting, exhibit.basis, _jobs(figures), judged)
+
+
+def _was_run(figures: Sequence[Figure], results: Results) -> bool:
+    """Whether a task has figures, or failed; a task that only waits to be run has no verdict."""
+    return any(figure.values for figure in figures) or any_failed(map(results.of, _jobs(figures)))
 
 
 def _figures(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> list[Figure]:
@@ -278,8 +284,8 @@ def _jobs(figures: Sequence[Figure]) -> tuple[Job, ...]:
     return tuple(dict.fromkeys(job for figure in figures for job in figure.jobs))
 
 
-def _ruled(rule: Rule, tasks: Mapping[str, Sequence[Figure]]) -> Finding:
-    """Finding of a rule on all tasks that can be judged; the reason names the others."""
+def _ruled(claim: Claim, tasks: Mapping[str, Sequence[Figure]], scale: str) -> Finding:
+    """Finding of the claim's rule on all tasks that can be judged; the reason names the others."""
     figures = [figure for own in tasks.values() for figure in own]
     clear = {task: own for task, own in tasks.items() if not any(figure.hindrances for figure in own)}
     reasons = dict.fromkeys(reason for figure in figures for reason in figure.hindrances)
@@ -289,17 +295,17 @@ def _ruled(rule: Rule, tasks: Mapping[str, Sequence[Figure]]) -> Finding:
     }
     why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in hit.items())
     if not clear:
-        known = [figure for figure in figures if figure.values]
-        ours = rule.judge(known).ours if known else "-"
-        return Finding(Verdict.UNJUDGED, ours, why)
-    found = _combined({task: rule.judge(own) for task, own in clear.items()})
+        known = {task: own for task, own in tasks.items() if all(figure.values for figure in own)}
+        ours = [_of_task(task, claim.rule.judge(own).ours) for task, own in known.items()]
+        return Finding(Verdict.UNJUDGED, "; ".join(ours) or "-", why)
+    found = _combined({task: claim.rule.judge(own) for task, own in clear.items()}, claim, scale)
     if len(clear) == len(tasks):
         return found
     verdict = max(found.verdict, Verdict.DIRECTION, key=ORDER.index)
     return found._replace(verdict=verdict, reason=f"{found.reason}; not judged: {why}")
 
 
-def _combined(findings: Mapping[str, Finding]) -> Finding:
+def _combined(findings: Mapping[str, Finding], claim: Claim, scale: str) -> Finding:
     """The finding on a claim: the worst of its tasks, unless tasks that support it stand against tasks that do not."""
     if len(findings) == 1:
         return next(iter(findings.values()))
@@ -307,7 +313,9 @@ def _combined(findings: Mapping[str, Finding]) -> Finding:
     verdict = max(verdicts, key=ORDER.index)
     if verdict is Verdict.NOT and verdicts & {*SUPPORTING}:
         verdict = Verdict.MIXED
-    ours = "; ".join(f"{_of_task(task, found.ours)}: {found.label}" for task, found in findings.items())
+    # The verdict of a task is within the limits of the claim, as in its own row.
+    labels = {task: _limited(found, claim, scale).label for task, found in findings.items()}
+    ours = "; ".join(f"{_of_task(task, found.ours)}: {labels[task]}" for task, found in findings.items())
     deciding = {task: found for task, found in findings.items() if verdict is Verdict.MIXED or found.verdict is verdict}
     reason = "; ".join(_of_task(task, found.reason) for task, found in deciding.items())
     return Finding(verdict, ours, reason, any(found.overshoot for found in findings.values()))
@@ -315,7 +323,7 @@ def _combined(findings: Mapping[str, Finding]) -> Finding:
 
 def _of_task(task: str, words: str) -> str:
     """Words that name their task."""
-    return words if words.startswith(task) else f"{task}: {words}"
+    return words if not task or words.startswith(task) else f"{task}: {words}"
 
 
 def _limited(finding: Finding, claim: Claim, scale: str) -> Finding:

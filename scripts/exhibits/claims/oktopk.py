@@ -70,13 +70,13 @@ def _updates(model: str, ending: str, exhibit: UpdateBreakdown, scale: str, resu
 def deviation(exhibit: Thresholds, scale: str, results: Results, method: str, ahead: str) -> Sequence[Figure]:
     """Mean deviation from the wanted number of entries and sums, against that of the estimated threshold.
 
-    The remark gives the deviation of the variant that evaluates thresholds ahead of time.
+    Each model is a task. The remark gives the deviation of the variant that evaluates thresholds ahead of time.
     """
     found = cells(tables(exhibit, scale, results), "mean deviation, second half", bool)
     rival = {title: figure for (title, row), figure in found.items() if row == f"{ESTIMATED}, own"}
     return [
         _long_enough(figure)._replace(
-            name=f"{title.rpartition(': ')[2]}, {row}",
+            task=title.rpartition(": ")[2],
             against=rival[title].values,
             remark=f"evaluated ahead of time: {show(found[title, row.replace(method, ahead)].mean, '%')}",
         )

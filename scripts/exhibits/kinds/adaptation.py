@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.trainings import Case
@@ -172,24 +171,26 @@ class Adaptation(Planned):
         caption = "h and the union over k by step, means over all blocks; the grey band is near k"
         return [
             Picture(
-                f"{case.name} {kind}", caption, partial(self._draw, plan, case, kind, results), f"{case.title}: {words}"
+                f"{case.name} {kind}",
+                caption,
+                partial(self._draw, plan, case, kind, results),
+                f"{case.title}: {words}",
+                palette.looks(f"d = {teams}" for teams in plan.teams),
             )
             for case in plan.cases
             for kind, words in KINDS.items()
         ]
 
     def _draw(self, plan: AdaptationPlan, case: Case, kind: str, results: Results, figure: Any) -> None:
-        axes, looks, ends = figure.subplots(), palette.looks(f"d = {teams}" for teams in plan.teams), []
+        axes, looks = figure.subplots(), palette.looks(f"d = {teams}" for teams in plan.teams)
         axes_of.plain(axes, "step", f"{kind} / k")
-        for teams, (name, look) in zip(plan.teams, looks.items(), strict=True):
+        for teams, look in zip(plan.teams, looks.values(), strict=True):
             outcome = results.of(self.job(plan, case, teams))
             if outcome.reason is None:
                 shares = _shares(outcome.data, kind)
                 axes.plot(shares, color=look.color, linestyle=look.dash)
-                ends.append(End(name, len(shares) - 1, shares[-1], look.color))
         if kind == "union":
             axes.axhspan(1 - NEAR, 1 + NEAR, color=palette.SOFT, alpha=0.15, linewidth=0)
-        name_ends(axes, ends)
 
 
 def _shares(data: Mapping[str, Any], name: str) -> list[float]:

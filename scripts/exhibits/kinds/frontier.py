@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from scripts.benchmarks.ddp_hooks import ALONE
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
-from scripts.exhibits.charts.curves import draw_means
+from scripts.exhibits.charts.curves import draw_means, panels
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
@@ -266,19 +266,20 @@ class Frontier(Exhibit):
             f"and task, bands from the least to the most of up to {seeds} seeds, both axes logarithmic. Dotted: as "
             "good as dense."
         )
-        return [
-            Picture(
-                f"{course.name}, {1000 * gbit:g} Mbit/s",
-                caption,
-                partial(self._draw, course, gbit, results),
-                f"{course.name}, {1000 * gbit:g} Mbit/s",
-                looks([entrant.name for entrant in course.entrants]),
-            )
-            for course in courses
-            for gbit in course.gbits
-        ]
+        pictures = []
+        for course in courses:
+            names = [entrant.name for entrant in course.entrants]
+            styles, parts = looks(names), panels(names, names[:1])
+            for number, shown in enumerate(parts, 1):
+                which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+                key = {name: styles[name] for name in shown}
+                for gbit in course.gbits:
+                    title = f"{course.name}, {1000 * gbit:g} Mbit/s{which}"
+                    draw = partial(self._draw, course, gbit, results, shown)
+                    pictures.append(Picture(title, caption, draw, title, key))
+        return pictures
 
-    def _draw(self, course: Course, gbit: float, results: Results, figure: Any) -> None:
+    def _draw(self, course: Course, gbit: float, results: Results, names: Sequence[str], figure: Any) -> None:
         axes, goals = figure.subplots(), self.goals(course, results)
         curves = {}
         for entrant in course.entrants:
@@ -286,7 +287,7 @@ class Frontier(Exhibit):
             good = succeeded(self._outcomes(course, entrant, results)) if pace else []
             curves[entrant.name] = [_curve(each, pace.seconds if pace else 1.0) for each in good]
         near = goals[0].target.value if goals else None
-        draw_means(axes, curves, "seconds", "seconds of training", LOSS, target=near, ratios=True, names=False)
+        draw_means(axes, curves, "seconds", "seconds of training", LOSS, target=near, ratios=True, shown=names)
         shown = [curve for each in curves.values() for curve in each]
         if goals and shown:  # trainings may be finished before the first measured step
             _look_at_the_end(axes, shown, goals)

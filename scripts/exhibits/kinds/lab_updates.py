@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.kinds.gpu import basis_of
 from scripts.exhibits.kinds.lab import EDITION, LINKS, Measurement, asleep, in_lab, slept, typed
@@ -192,7 +191,7 @@ class LabUpdates(Exhibit):
             f"{next(iter(self.methods))}'s steps: how many times as fast as those of other methods, over the number of "
             "workers; medians of turns, with the least and the most; dotted: predicted"
         )
-        panels = {}
+        key, panels = dict(list(palette.looks(list(self.methods)).items())[1:]), {}
         for gbit in dict.fromkeys(place.gbit for place in course.places):
             found = {
                 place.workers: rows
@@ -202,13 +201,13 @@ class LabUpdates(Exhibit):
             if found:
                 panels[gbit] = found
         return [
-            Picture(f"{gbit:g} Gbit/s", caption, partial(self._draw, found), f"{gbit:g} Gbit/s")
+            Picture(f"{gbit:g} Gbit/s", caption, partial(self._draw, found), f"{gbit:g} Gbit/s", key)
             for gbit, found in panels.items()
         ]
 
     def _draw(self, found: Mapping[int, Mapping[str, Mapping[str, Any]]], figure: Any) -> None:
         ours, *others = self.methods
-        axes, looks, ends = figure.subplots(), palette.looks(list(self.methods)), []
+        axes, looks = figure.subplots(), palette.looks(list(self.methods))
         axes_of.plain(axes, "workers", "times as fast, logarithmic")
         drawn = [1.0]
         for name in others:
@@ -222,12 +221,10 @@ class LabUpdates(Exhibit):
             color = looks[name].color
             axes.errorbar(list(found), middle, yerr=reach, color=color, marker=looks[name].marker, capsize=2.5)
             axes.plot(list(found), guessed, color=color, linestyle=":", linewidth=1)
-            ends.append(End(name, list(found)[-1], middle[-1], color))
             drawn += [*guessed, *(value for each in turns for value in each)]
         axes.axhline(1, color=palette.SOFT, linewidth=0.9)
         axes.set_xticks(list(found))
         axes_of.logarithmic(axes.yaxis, drawn, "\u00d7")
-        name_ends(axes, ends)
 
 
 def _turn_ratios(other: Mapping[str, Any], ours: Mapping[str, Any]) -> list[float]:

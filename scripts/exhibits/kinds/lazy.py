@@ -14,7 +14,6 @@ from torch import Tensor
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.eager import CountedTopK, EagerSparDL, Tally
@@ -216,7 +215,7 @@ class Laziness(Planned):
         found = [(case, results.of(self.job(plan, case))) for case in plan.cases]
         caption = "Mass that is sent over the most that is possible, by step, if blocks are cut lazily and at once"
         return [
-            Picture(case.name, caption, partial(_draw, outcome.data), case.title)
+            Picture(case.name, caption, partial(_draw, outcome.data), case.title, palette.looks((LAZY, EAGER)))
             for case, outcome in found
             if outcome.reason is None
         ]
@@ -230,10 +229,8 @@ def _cells(data: Mapping[str, Any], same: float) -> list[Cell]:
 
 
 def _draw(data: Mapping[str, Any], figure: Any) -> None:
-    axes, looks, ends = figure.subplots(), palette.looks((LAZY, EAGER)), []
+    axes, looks = figure.subplots(), palette.looks((LAZY, EAGER))
     axes_of.plain(axes, "step", "mass / the most possible")
     for name, look in looks.items():
         values = data[name]["mass"]
         axes.plot(values, color=look.color, linestyle=look.dash)
-        ends.append(End(name, len(values) - 1, values[-1], look.color))
-    name_ends(axes, ends)

@@ -12,7 +12,8 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
-from scripts.exhibits.charts.curves import draw_means, key_of
+from scripts.exhibits.charts.curves import draw_means, panels
+from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.failures import failed, succeeded
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
@@ -221,16 +222,19 @@ class Race(Exhibit):
             f"tests not counted; mean of seeds {', '.join(map(str, course.seeds))}, bands from the least to the most. "
             f"{f'The dotted line is the target ({target.words}). ' if target else ''}{self._hardware(scale, results)}"
         )
-        key = key_of([entrant.name for entrant in course.entrants])
+        names = [entrant.name for entrant in course.entrants]
+        styles, parts = looks(names), panels(names, names[:1])
+        which = [f" ({number} of {len(parts)})" if len(parts) > 1 else "" for number in range(1, len(parts) + 1)]
         return [
             Picture(
-                f"{gbit:g} Gbit/s",
+                f"{gbit:g} Gbit/s{each}",
                 caption,
-                partial(self._draw, course, gbit, target, results),
-                f"{course.what}, {gbit:g} Gbit/s",
-                key,
+                partial(self._draw, course, gbit, target, results, shown),
+                f"{course.what}, {gbit:g} Gbit/s{each}",
+                {name: styles[name] for name in shown},
             )
             for gbit in course.gbits
+            for shown, each in zip(parts, which, strict=True)
         ]
 
     def _hardware(self, scale: str, results: Results) -> str:
@@ -238,13 +242,16 @@ class Race(Exhibit):
         machines = sorted({f"{each.data['cores']} cores, {each.made.get('cpu', 'unknown')}" for each in found})
         return f"All workers on one machine ({'; '.join(machines)}), each behind a shaped link." if machines else ""
 
-    def _draw(self, course: Course, gbit: float, target: Target | None, results: Results, figure: Any) -> None:
+    def _draw(
+        self, course: Course, gbit: float, target: Target | None, results: Results, shown: Sequence[str], figure: Any
+    ) -> None:
         found = {each.name: succeeded(self.outcomes(course, gbit, each, results)) for each in course.entrants}
         metrics = sorted({outcome.data["metric"] for outcomes in found.values() for outcome in outcomes})
         axes = figure.subplots()
         curves = {name: list(map(_curve, outcomes)) for name, outcomes in found.items()}
         line = target.value if target else None
-        draw_means(axes, curves, "seconds", "seconds of training", ", ".join(metrics), target=line, ratios=True)
+        words = ", ".join(metrics)
+        draw_means(axes, curves, "seconds", "seconds of training", words, target=line, ratios=True, shown=shown)
 
 
 def _curve(outcome: Outcome) -> Curve:

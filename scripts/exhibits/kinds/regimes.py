@@ -14,7 +14,6 @@ from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.fields import Fields, draw_factors
-from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.counts import Cycle
@@ -316,9 +315,13 @@ class Regimes(Exhibit):
             *(("", costs, rival, part) for part, rival in product(PARTS, (self.rival, self.dense))),
         ]
         return [
-            Picture("reach", words, partial(self._draw_reach, costs)),
+            Picture("reach", words, partial(self._draw_reach, costs), key=self._key(costs)),
             *(picture for each in maps for picture in self._maps(*each)),
         ]
+
+    def _key(self, costs: Costs) -> Mapping[str, palette.Look]:
+        level = {f"{self.claimed:g}\u00d7, published": palette.Look(palette.SOFT, ":", "")}
+        return {**palette.looks(name for name, *_ in self._compared(costs)), **level}
 
     def _maps(self, how: str, costs: Costs, rival: str, part: str) -> Iterator[Picture]:
         """One panel per model with a common colour scale."""
@@ -345,22 +348,16 @@ class Regimes(Exhibit):
 
     def _draw_reach(self, costs: Costs, figure: Any) -> None:
         lines = {name: self._line(sides, rival) for name, sides, rival in self._compared(costs)}
-        axes, looks, ends = figure.subplots(), palette.looks(lines), [_level(self.claimed)]
+        axes, looks = figure.subplots(), palette.looks(lines)
         axes_of.plain(axes, "latency / the gradient's seconds on a link", "times as fast, logarithmic")
         for name, line in lines.items():
             shares, gains = zip(*line, strict=True)
             axes.plot(shares, gains, color=looks[name].color, linestyle=looks[name].dash)
-            ends.append(End(name, shares[-1], gains[-1], looks[name].color))
         axes_of.logarithmic(axes.yaxis, [gain for line in lines.values() for _, gain in line], "\u00d7")
         axes_of.logarithmic(axes.xaxis, (FROM, TO))
         axes.axhline(self.claimed, color=palette.SOFT, linestyle=":", linewidth=1)
         published = [PRESETS[preset].alpha / _on_a_link(model, PRESETS[preset]) for model, preset in self.settings]
         axes.axvspan(min(published), max(published), color=palette.SOFT, alpha=0.15, linewidth=0)
-        name_ends(axes, ends)
-
-
-def _level(claimed: float) -> End:
-    return End(f"{claimed:g}\u00d7, published", TO, claimed, palette.SOFT)
 
 
 def _on_a_link(model: str, network: Network = ONE_GBIT) -> float:

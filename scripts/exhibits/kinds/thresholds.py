@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.trainings import Case
@@ -169,14 +168,18 @@ class Thresholds(Planned):
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """Figures of the results."""
-        plan = at(scale, self.plans)
+        plan, looks = at(scale, self.plans), palette.looks(self.methods)
         caption = (
             "Selected / wanted by step; bands from the minimum to the maximum over the workers; grey: the published "
             f"deviation, within {PUBLISHED:.0%}"
         )
         return [
             Picture(
-                f"{case.name} {kind}", caption, partial(self._draw, plan, case, kind, results), f"{case.title}: {words}"
+                f"{case.name} {kind}",
+                caption,
+                partial(self._draw, plan, case, kind, results),
+                f"{case.title}: {words}",
+                {name: look for name, look in looks.items() if kind in self._kinds(name)},
             )
             for case in plan.cases
             for kind, words in KINDS.items()
@@ -185,17 +188,15 @@ class Thresholds(Planned):
     def _draw(self, plan: WatchedPlan, case: Case, kind: str, results: Results, figure: Any) -> None:
         axes, looks = figure.subplots(), palette.looks(self.methods)
         axes_of.plain(axes, "step", "selected / wanted, logarithmic")
-        ends, seen = [], [1 - PUBLISHED, 1 + PUBLISHED]
+        seen = [1 - PUBLISHED, 1 + PUBLISHED]
         for method in self.methods:
             outcome = results.of(self.job(plan, case, method))
             if outcome.reason is None and kind in self._kinds(method):
                 ratios = [[count / outcome.data["k"] for count in step] for step in _by_step(outcome.data, kind)]
                 _draw_line(axes, range(0, plan.every * len(ratios), plan.every), ratios, looks[method])
-                ends.append(End(method, plan.every * (len(ratios) - 1), mean(ratios[-1]), looks[method].color))
                 seen += [ratio for step in ratios for ratio in step]
         axes.axhspan(1 - PUBLISHED, 1 + PUBLISHED, color=palette.SOFT, alpha=0.15, linewidth=0)
         axes_of.logarithmic(axes.yaxis, seen)
-        name_ends(axes, ends)
 
 
 def _by_step(data: Mapping[str, Any], name: str) -> list[list[int]]:

@@ -10,7 +10,8 @@ from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
-from scripts.exhibits.charts.curves import draw_means, key_of
+from scripts.exhibits.charts.curves import draw_means, panels
+from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Labels, Outcome, Training
 from scripts.exhibits.machines import by_machine, common, machines
@@ -289,25 +290,31 @@ class MethodComparison(Planned):
         """Figures of the results."""
         plan = at(scale, self.plans)
         caption = f"{METRIC}; mean of seeds {', '.join(map(str, plan.seeds))}, bands from the least to the most"
-        key = key_of(self.compared(plan))
-        return [
-            Picture(case.name, caption, partial(self._draw, plan, case, results), case.title, key)
-            for case in plan.cases
-            if any(self._good(plan, case, results).values())
-        ]
+        styles = looks(self.compared(plan))
+        baseline = [name for name, words in self.methods.items() if words == DENSE][:1]
+        pictures = []
+        for case in plan.cases:
+            good = [name for name, outcomes in self._good(plan, case, results).items() if outcomes]
+            parts = panels(good, baseline) if good else []
+            for number, shown in enumerate(parts, 1):
+                which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+                draw = partial(self._draw, plan, case, results, shown)
+                key = {name: styles[name] for name in shown}
+                pictures.append(Picture(f"{case.name}{which}", caption, draw, f"{case.title}{which}", key))
+        return pictures
 
     def _good(self, plan: Plan, case: Case, results: Results) -> dict[str, list[Outcome]]:
         """Outcomes with a result, by method."""
         return {method: succeeded(self.outcomes(plan, case, method, results)) for method in self.compared(plan)}
 
-    def _draw(self, plan: Plan, case: Case, results: Results, figure: Any) -> None:
+    def _draw(self, plan: Plan, case: Case, results: Results, shown: Sequence[str], figure: Any) -> None:
         good = self._good(plan, case, results)
         curves = {
             method: [metric_curve(each.data, each.events("eval")) for each in outcomes]
             for method, outcomes in good.items()
         }
         metrics = {each.data["metric"] for outcomes in good.values() for each in outcomes}
-        draw_means(figure.subplots(), curves, "seconds", "virtual seconds", ", ".join(sorted(metrics)))
+        draw_means(figure.subplots(), curves, "seconds", "virtual seconds", ", ".join(sorted(metrics)), shown=shown)
 
 
 def _every_method() -> Mapping[str, tuple[str, ...]]:

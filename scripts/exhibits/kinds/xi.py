@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist, mean
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -14,7 +15,6 @@ from torch import Tensor
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.labels import End, name_ends
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.trainings import Case
@@ -33,6 +33,8 @@ BASIS = Basis(
 )
 BINS, REACH = 80, 8.0  # bins of the distribution, and its range in standard deviations
 THRESHOLDS = ("exact", "used again", "normal fit")
+# Lines of the figure of xi by name, and their keys in the results.
+XI_LINES = MappingProxyType({"exact": "xi", "sent": "sent"})
 XI = ("case", "xi, mean", "xi, most", "xi, second half", "with the average, second half")
 CUTS = ("case", "k", *THRESHOLDS, *(f"selected / k, {name}" for name in THRESHOLDS))
 
@@ -218,7 +220,10 @@ class Selections(Planned):
         )
         good = [(case, outcome.data) for case, outcome in found if outcome.reason is None]
         return [
-            *(Picture(f"xi {case.name}", xi, partial(_draw_xi, data, plan.every), case.title) for case, data in good),
+            *(
+                Picture(f"xi {case.name}", xi, partial(_draw_xi, data, plan.every), case.title, palette.looks(XI_LINES))
+                for case, data in good
+            ),
             *(
                 Picture(f"distribution {case.name}", distribution, partial(_draw_cuts, data["last"]), case.title, key)
                 for case, data in good
@@ -239,15 +244,12 @@ def _cut_cells(data: Mapping[str, Any]) -> list[Cell]:
 
 
 def _draw_xi(data: Mapping[str, Any], every: int, figure: Any) -> None:
-    axes, lines = figure.subplots(), {"exact": data["xi"], "sent": data["sent"]}
+    axes, lines = figure.subplots(), {name: data[key] for name, key in XI_LINES.items()}
     axes_of.plain(axes, "step", "xi, logarithmic")
     looks = palette.looks(lines)
     for name, values in lines.items():
         axes.plot(range(0, every * len(values), every), values, color=looks[name].color, linestyle=looks[name].dash)
     axes_of.logarithmic(axes.yaxis, [value for values in lines.values() for value in values])
-    name_ends(
-        axes, [End(name, every * (len(values) - 1), values[-1], looks[name].color) for name, values in lines.items()]
-    )
 
 
 def _draw_cuts(last: Mapping[str, Any], figure: Any) -> None:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 
 from scripts.exhibits.base import Basis, Picture
 from scripts.exhibits.charts.palette import css
-from scripts.exhibits.pages.svg import inline, swatch
+from scripts.exhibits.pages.svg import inline
 from scripts.exhibits.pages.verdicts import COLUMN, Chip, Judged, chip, judged, judges
 from scripts.exhibits.tables import LONG, Row, Table
 from scripts.exhibits.templates import render
@@ -123,12 +123,14 @@ def figures(pictures: Sequence[Picture], own: str, basis: Basis) -> list[Markup]
 def _figure(pictures: Sequence[Picture], own: str, basis: Basis) -> Markup:
     idents = [f"{own}-figure-{picture.file}" for picture in pictures]
     panels = [
-        {"title": picture.title, "wide": picture.wide, "drawn": Markup(inline(picture.draw, ident, _said(picture)))}
+        {
+            "title": picture.title,
+            "wide": picture.wide,
+            "drawn": Markup(inline(picture.draw, picture.key, ident, _said(picture))),
+        }
         for picture, ident in zip(pictures, idents, strict=True)
     ]
-    key = [(name, swatch(look)) for name, look in pictures[0].key.items()]
-    caption = pictures[0].caption
-    return render("figure", ident=idents[0], caption=caption, key=key, panels=panels, basis=_known(basis))
+    return render("figure", ident=idents[0], caption=pictures[0].caption, panels=panels, basis=_known(basis))
 
 
 def _said(picture: Picture) -> str:

@@ -15,7 +15,7 @@ from markupsafe import Markup
 from scripts.exhibits.base import Basis, Exhibit, Results
 from scripts.exhibits.pages.page import Section, Source, figures, here, in_words, page, table
 from scripts.exhibits.pages.summary import HERE, contents, placed, summary
-from scripts.exhibits.pages.verdicts import Judged, judged, judges
+from scripts.exhibits.pages.verdicts import Judged, Part, judged, judges
 from scripts.exhibits.tables import Row, Table
 from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Tried
@@ -28,8 +28,8 @@ __all__ = ["add", "exhibit_section", "key", "rendered", "sources", "tables_secti
 MOST_SOURCES = 12
 TITLE = "Reproduced tables and figures"
 LEAD = (
-    "Claims of the papers come first: the published figure, ours, and a verdict. Below, every figure lists the runs "
-    "behind it and states which quantities were simulated, measured or assumed. A cell with \u2717 marks a failure."
+    "Claims of the papers, our figures, and verdicts by rule. Below, every figure lists its runs and states what was "
+    "simulated, measured or assumed. A cell with \u2717 marks a failure."
 )
 
 
@@ -168,7 +168,8 @@ def add(folder: Path, sections: Sequence[Section], order: Sequence[str]) -> Path
 def _read(path: Path) -> Section:
     try:
         found = Section(**json.loads(path.read_bytes()))
-        tried, claims = [Tried(*each) for each in found.tried], [Judged(*each) for each in found.judged]
+        tried = [Tried(*each) for each in found.tried]
+        claims = [Judged(*each)._replace(tasks=[Part(*task) for task in each[-1]]) for each in found.judged]
         return found._replace(tried=tried, judged=claims, waiting=[Unrun(*each) for each in found.waiting])
     except (ValueError, TypeError) as error:
         raise DataError(

@@ -1,4 +1,4 @@
-"""First part of a report: per paper all claims with their verdicts, then a figure and the results of the methods."""
+"""First part of a report: a line per paper, all claims with their verdicts, then figures and results of the methods."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from scripts.exhibits.pages.page import Entry, Section
-from scripts.exhibits.pages.verdicts import Chip, Judged, chip
+from scripts.exhibits.pages.verdicts import Chip, Judged, Part, best_part, chip
 from scripts.exhibits.tables import Table
 from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Role, Tried
@@ -54,6 +54,16 @@ class _Claim(NamedTuple):
     tasks: Sequence[tuple[Chip, str]]
 
 
+class _Best(NamedTuple):
+    """The best result of a paper: a claim, or one of its tasks."""
+
+    claim: str
+    task: str
+    chip: Chip
+    ours: str
+    paper: str
+
+
 class _Paper(NamedTuple):
     """One paper in the summary."""
 
@@ -64,6 +74,27 @@ class _Paper(NamedTuple):
     scale: str
     tasks: Sequence[_Task]
     claims: Sequence[_Claim]
+
+    @property
+    def name(self) -> str:
+        """The name that begins the claims, or the title without subtitle, authors and year."""
+        named, colon, _ = self.claims[0].claim.claim.partition(": ") if self.claims else ("", "", "")
+        return named if colon else self.title.partition(":")[0].partition(" (")[0].removesuffix(".")
+
+    @property
+    def tally(self) -> Sequence[tuple[Chip, int]]:
+        """Number of claims by verdict, best first."""
+        return _tally([each.claim for each in self.claims])
+
+    @property
+    def best(self) -> _Best | None:
+        """The best result, if one supports its claim."""
+        found = best_part(each.claim for each in self.claims)
+        if found is None:
+            return None
+        claim, part = found
+        task = "" if part.ours.startswith(part.task) else part.task  # figures of a task may begin with its name
+        return _Best(_subject(claim), task, chip(part.verdict), part.ours, claim.figure)
 
 
 def summary(sections: Sequence[Section]) -> Markup | None:
@@ -77,10 +108,21 @@ def summary(sections: Sequence[Section]) -> Markup | None:
     papers, waiting = _papers(last), _waiting(last)
     if not papers and waiting is None:
         return None
-    counts = Counter(claim.verdict for claim in claims)
-    tally = [(chip(verdict), count) for verdict, count in counts.most_common()]
+    tally = _tally(claims)
     judged = [section for section in last if section.judged]
     return render("summary", papers=papers, tally=tally, claims=judged, total=len(claims), waiting=waiting)
+
+
+def _tally(claims: Sequence[Judged]) -> list[tuple[Chip, int]]:
+    """Number of claims by verdict, best first."""
+    counts = Counter(claim.verdict for claim in claims)
+    ranks = {claim.verdict: Part("", claim.verdict, ()).rank for claim in claims}
+    return [(chip(verdict), counts[verdict]) for verdict in sorted(counts, key=lambda each: ranks[each])]
+
+
+def _subject(claim: Judged) -> str:
+    """The name of a claim without that of its paper."""
+    return claim.claim.partition(": ")[2] or claim.claim
 
 
 def contents(sections: Sequence[Section]) -> list[Entry]:
@@ -91,8 +133,8 @@ def contents(sections: Sequence[Section]) -> list[Entry]:
     """
     last = _last(sections)
     papers = _papers(last)
-    claims = [(f"{paper.key}-claims", _short(paper.title)) for paper in papers if paper.claims]
-    results = [(paper.key, _short(paper.title)) for paper in papers if paper.figure or paper.tasks]
+    claims = [(f"{paper.key}-claims", paper.name) for paper in papers if paper.claims]
+    results = [(paper.key, paper.name) for paper in papers if paper.figure or paper.tasks]
     lists = [("unrun", waiting.title.partition(": ")[2])] if (waiting := _waiting(last)) else []
     found = {"Claims and verdicts": claims, "Figures and results": results, "Not run yet": lists}
     return [Entry(title, links) for title, links in found.items() if links]
@@ -113,11 +155,6 @@ def _papers(sections: Sequence[Section]) -> list[_Paper]:
     groups = [(title, list(members)) for title, members in groupby(_exhibits(sections), lambda section: section.group)]
     papers = [_paper(number, title, members, claims) for number, (title, members) in enumerate(groups, 1)]
     return [paper for paper in papers if paper.figure or paper.tasks or paper.claims]
-
-
-def _short(title: str) -> str:
-    """The name of a paper without subtitle, authors and year."""
-    return title.partition(":")[0].partition(" (")[0].removesuffix(".")
 
 
 def _waiting(sections: Sequence[Section]) -> Table | None:
@@ -155,7 +192,7 @@ def _paper(number: int, title: str, members: Sequence[Section], claims: Sequence
 
 
 def _claim(claim: Judged) -> _Claim:
-    tasks = [(chip(verdict), task) for task, verdict, _ in claim.tasks] if len(claim.tasks) > 1 else []
+    tasks = [(chip(part.verdict), part.task) for part in claim.tasks] if len(claim.tasks) > 1 else []
     return _Claim(claim, chip(claim.verdict), tasks)
 
 
@@ -177,11 +214,11 @@ def _line(section: Section, line: Tried, claims: Sequence[Judged]) -> _Line:
     proposed = line.role == Role.PROPOSED.value
     name, own = section.key.removesuffix(f"-{section.tag}"), set(line.jobs)
     about = [
-        (claim, verdict)
+        (claim, part.verdict)
         for claim in claims
         if proposed and name in claim.exhibits
-        for _, verdict, jobs in claim.parts
-        if own <= set(jobs)
+        for part in claim.parts
+        if own <= set(part.jobs)
     ]
-    verdicts = [(chip(verdict), claim.claim.partition(": ")[2] or claim.claim) for claim, verdict in about]
+    verdicts = [(chip(verdict), _subject(claim)) for claim, verdict in about]
     return _Line(line, verdicts, [claim.paper for claim, _ in about], proposed)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple
 
 from scripts.exhibits.tables import Row, Table
 from scripts.exhibits.tried import marks
 
-__all__ = ["COLUMN", "PAPER", "Chip", "Judged", "chip", "judged", "judges"]
+__all__ = ["COLUMN", "PAPER", "Chip", "Judged", "Part", "best_part", "chip", "judged", "judges"]
 
 # A table with this column holds a verdict in every row.
 COLUMN, PAPER = "verdict", "paper (table or figure)"
@@ -29,7 +29,7 @@ class Chip(NamedTuple):
     words: str
 
 
-# By the first words of a verdict.
+# By the first words of a verdict, best first; what holds by construction shows less than any other support.
 _KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
     {
         "reproduced": ("good", "\u2713"),
@@ -41,12 +41,35 @@ _KINDS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "not reproduced": ("bad", "\u2717"),
     }
 )
+_SUPPORT = tuple(_KINDS)[:3]
 
 
 def chip(words: str) -> Chip:
     """How a verdict is shown; an unknown one has the neutral colour."""
     kind, mark = next((found for begin, found in _KINDS.items() if words.startswith(begin)), ("open", "\u2022"))
     return Chip(kind, mark, words)
+
+
+class Part(NamedTuple):
+    """Verdict on one task of a claim, or on a whole claim without tasks.
+
+    Attributes:
+        task: Name of the task; empty for a whole claim.
+        verdict: The verdict.
+        jobs: Marks of the jobs behind the figures.
+        ours: Our figures.
+    """
+
+    task: str
+    verdict: str
+    jobs: Sequence[str]
+    ours: str = ""
+
+    @property
+    def rank(self) -> tuple[int, str]:
+        """Place in the order of verdicts, best first; an overshoot comes after its plain verdict."""
+        ranks = [place for place, begin in enumerate(_KINDS) if self.verdict.startswith(begin)]
+        return (ranks[0] if ranks else len(_KINDS), self.verdict)
 
 
 class Judged(NamedTuple):
@@ -59,7 +82,7 @@ class Judged(NamedTuple):
         verdict: Verdict on the whole claim.
         exhibits: Names of the exhibits with our figures.
         jobs: Marks of the jobs behind the figures.
-        tasks: Name, verdict and marks of the jobs of each task.
+        tasks: Verdict on each task.
     """
 
     claim: str
@@ -68,12 +91,24 @@ class Judged(NamedTuple):
     verdict: str
     exhibits: Sequence[str]
     jobs: Sequence[str]
-    tasks: Sequence[tuple[str, str, Sequence[str]]] = ()
+    tasks: Sequence[Part] = ()
 
     @property
-    def parts(self) -> Sequence[tuple[str, str, Sequence[str]]]:
+    def figure(self) -> str:
+        """The figure of the paper, without the place where it stands."""
+        return self.paper.rpartition(" (")[0] or self.paper
+
+    @property
+    def parts(self) -> Sequence[Part]:
         """Verdicts on tasks; of a claim without tasks the verdict on the claim."""
-        return self.tasks or [("", self.verdict, self.jobs)]
+        return self.tasks or [Part("", self.verdict, self.jobs, self.ours)]
+
+
+def best_part(claims: Iterable[Judged]) -> tuple[Judged, Part] | None:
+    """The part with the best verdict, and its claim; the first of equals, ``None`` if no part supports its claim."""
+    found = [(claim, part) for claim in claims for part in claim.parts]
+    best = min(found, key=lambda each: each[1].rank, default=None)
+    return best if best and best[1].verdict.startswith(_SUPPORT) else None
 
 
 def judges(table: Table) -> bool:

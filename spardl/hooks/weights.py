@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -224,7 +225,7 @@ class Receiver:
         """Overwrites the weights at the indices of ``vector`` with its values, bits as int16."""
         starts = torch.tensor([0, *(tensor.numel() for tensor in self.tensors)], device=self.device).cumsum(0)
         cuts = torch.searchsorted(vector.indices, starts).tolist()
-        for number, (begin, end) in enumerate(zip(cuts, cuts[1:], strict=False)):
+        for number, (begin, end) in enumerate(pairwise(cuts)):
             if begin < end:
                 self.write(number, vector.values[begin:end], vector.indices[begin:end] - starts[number])
 

@@ -219,9 +219,8 @@ def test_receivers_follow_a_training() -> None:
         checks = 2 * (1 + resent)
         assert synced[1].bytes_sent == 2 * (synced[0].patch_bytes + 24) + checks
         assert [synced[rank].bytes_sent for rank in (0, 2)] == [checks] * 2
-        assert [each.bytes_received - checks for each in synced] == [synced[0].patch_bytes + 24, 0] + [
-            synced[0].patch_bytes + 24
-        ]
+        received = synced[0].patch_bytes + 24
+        assert [each.bytes_received - checks for each in synced] == [received, 0, received]
     line = "spardl: rank 2 did not hold the weights of the last sync(), so all 940 weights were sent again; "
     assert [[each[: len(line)] for each in said] for _, said in results] == [[line]] * 3
 
@@ -285,12 +284,12 @@ def test_what_cannot_be_copied_is_refused_in_one_line() -> None:
         f"WeightSync copies tensors, got a Tensor{named}",
         f"WeightSync copies tensors, got a str{named}",
         f"WeightSync was given no weights{named}",
-        "num_batches_tracked has dtype int64, but WeightSync copies float32 or bfloat16 weights of the source; leave it "
-        "out",
+        "num_batches_tracked has dtype int64, but WeightSync copies float32 or bfloat16 weights of the source; "
+        "leave it out",
         "0 has dtype float16, but WeightSync copies float32 or bfloat16 weights of the source; leave it out",
         "0 has no dense values in memory; pass dense tensors on cpu or cuda",
         "weights are on cpu and meta; create one WeightSync per device",
-        "w is sharded; pass a plain tensor, and copy full_tensor() to it before each sync()",
+        "w is sharded; pass a plain tensor and copy full_tensor() to it before each sync()",
         "source must be a whole number, at least 0 and at most 0, got 1",
     ]
 

@@ -69,7 +69,7 @@ def overhead(workers: int) -> int:
     return 24 * (workers - 1) + workers * (workers - 1)
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(
     workers=st.integers(1, 6),
     source=st.integers(0, 5),
@@ -307,6 +307,7 @@ def test_float32_receivers_are_refused() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(60)
 def test_a_lost_rank_raises_a_peer_error(tmp_path: Path) -> None:
     def loses(cluster: ProcessGroupCluster) -> None:

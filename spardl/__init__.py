@@ -19,6 +19,7 @@ from spardl.hooks.fsdp import attach_fsdp
 from spardl.hooks.hook import attach
 from spardl.hooks.outer import Outer
 from spardl.hooks.synchronizer import Synchronizer
+from spardl.hooks.weights import WeightSync
 from spardl.method.method import Method
 from spardl.method.recipes import make_method, method_names, method_options
 
@@ -29,6 +30,7 @@ __all__ = [
     "PeerError",
     "SpardlError",
     "Synchronizer",
+    "WeightSync",
     "__version__",
     "advise",
     "all_reduce",

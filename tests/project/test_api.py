@@ -40,6 +40,7 @@ EXEMPLIFIED = {
     "spardl.attach",
     "spardl.Synchronizer",
     "spardl.all_reduce",
+    "spardl.WeightSync",
     "spardl.make_method",
     "spardl.method_names",
     "spardl.Method",

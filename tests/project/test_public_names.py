@@ -21,7 +21,7 @@ from trainer.targets import hashed_targets, importable
 
 PUBLIC = {
     *("attach", "attach_fsdp", "Synchronizer", "Outer", "all_reduce", "make_method", "method_names", "method_options"),
-    *("Method", "advise", "ConfigError", "PeerError", "SpardlError", "__version__"),
+    *("Method", "WeightSync", "advise", "ConfigError", "PeerError", "SpardlError", "__version__"),
 }
 MOVED = spardl._MOVED
 FOLDERS = ("spardl", "trainer", "tasks", "scripts", "examples")

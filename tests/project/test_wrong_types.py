@@ -123,9 +123,10 @@ def _refused_by_handles(cluster: ProcessGroupCluster) -> list[tuple[str, str]]:
     alone = places(spardl.Synchronizer, "Synchronizer", **own)
     outer = places(spardl.Outer, "Outer", **own, optimizer=torch.optim.SGD(model.parameters()), method="none")
     called = places(spardl.all_reduce, "all_reduce", tensor=torch.ones(3))
+    copied = places(spardl.WeightSync, "WeightSync", parameters=own["parameters"])
     processes = places(ProcessGroupCluster, "ProcessGroupCluster")
     told = []
-    for place in (*attached, *alone, *outer, *called, *processes):
+    for place in (*attached, *alone, *outer, *called, *copied, *processes):
         # Any tensor, any group, and any device that torch knows, will do; torch's own words are enough for others.
         for value in place.wrong() if place.name.split(".")[1] not in ("group", "device", "tensor") else ():
             try:
@@ -152,6 +153,7 @@ def test_handles_and_clusters_of_processes_refuse_wrong_types() -> None:
         "Synchronizer": ("parameters", "find_unused", *common),
         "Outer": ("parameters", "optimizer", "method", *counts, "bucket_mb", "timeout"),
         "all_reduce": ("method", "step", "compare"),
+        "WeightSync": ("parameters", "source"),
         "ProcessGroupCluster": ("timeout", "throttle", "streams"),
     }
     assert {name for name, _ in told} == {f"{of}.{name}" for of, names in wanted.items() for name in names}

@@ -114,7 +114,7 @@ class WeightSync:
         All ranks must call this at the same time.
 
         Returns:
-            What was sent.
+            Numbers of weights and bytes sent.
 
         Raises:
             ConfigError: on all ranks, if names or shapes differ in the first call, or a receiver does not hold the
@@ -162,9 +162,7 @@ def _named_tensors(parameters: Iterable[Any]) -> tuple[list[str], list[Tensor]]:
 def _check_dtypes(names: Sequence[str], tensors: Sequence[Tensor], *, sends: bool) -> None:
     for name, tensor in zip(names, tensors, strict=True):
         if isinstance(tensor, DTensor):
-            raise ConfigError(
-                f"{name} is sharded; pass a plain tensor, and copy full_tensor() to it before each sync()"
-            )
+            raise ConfigError(f"{name} is sharded; pass a plain tensor and copy full_tensor() to it before each sync()")
         if tensor.layout is not torch.strided or tensor.is_meta:
             raise ConfigError(f"{name} has no dense values in memory; pass dense tensors on cpu or cuda")
         if tensor.dtype != torch.bfloat16 and not (sends and tensor.dtype == torch.float32):
@@ -185,7 +183,7 @@ class Receiver:
         tensors: bfloat16 tensors of any shapes.
 
     Attributes:
-        tensors: these tensors.
+        tensors: these tensors, of any shapes.
         count: number of all entries.
         device: device of the tensors.
     """
@@ -321,7 +319,7 @@ def synchronize(worker: Worker, source: int, target: Target) -> Program[Synced]:
         target: weights of this worker, a ``Patch`` on the source.
 
     Returns:
-        What was sent; the bytes of this rank are those of its ledger and left at 0.
+        Numbers of weights and bytes sent; ``bytes_sent`` and ``bytes_received`` are 0, the ledger has them.
 
     Raises:
         ConfigError: on all workers, if one of them does not hold the weights that it has just received.

@@ -151,6 +151,8 @@ def test_swapped_weights_have_another_checksum() -> None:
     for other in (values.roll(4), values.flip(0), torch.cat((values[4:8], values[:4], values[8:]))):
         checksums.add(Receiver([other]).checksum())
     assert len(checksums) == 4
+    halves = values[:20], values[20:]
+    assert Receiver(halves).checksum() != Receiver(halves[::-1]).checksum()
 
 
 def test_after_an_interrupted_call_everything_is_sent() -> None:

@@ -58,7 +58,7 @@ class _Parser(argparse.ArgumentParser):
         words = message.removeprefix("unrecognized arguments: ").split()
         misplaced = words[0] != message.split(maxsplit=1)[0] and not words[0].startswith("-")
         # argparse takes positional words in one piece only, in Hydra's parser as in this one.
-        advice = "type options before all settings" if misplaced else "train.py --help lists what there is"
+        advice = "type options before all settings" if misplaced else "see train.py --help"
         raise ConfigError(f"{message}; {advice}")
 
 

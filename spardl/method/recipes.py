@@ -363,8 +363,8 @@ def _momentum(rule: type[Any], given: Mapping[str, float | str | None]) -> Momen
         field_name, lacks = MOMENTUM_OPTIONS[option]
         if not hasattr(rule, field_name):
             raise ConfigError(
-                f"{option}={value!r} has no effect: the momentum of this method, {rule.name}, {lacks}; remove it, and "
-                "set that of the optimizer"
+                f"{option}={value!r} has no effect, because momentum={rule.name} of this method {lacks}; remove it, "
+                "and set the optimizer's instead"
             )
         values[field_name] = value
     made: Momentum = rule(**values)

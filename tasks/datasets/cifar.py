@@ -107,7 +107,11 @@ def _explain(folder: Path, name: str, download: bool, fault: Exception) -> str:
             "its parent folder"
         )
     where, damaged = folder.absolute(), folder.exists()
-    state = f"damaged: {where} lacks files; delete it, then" if damaged else f"missing: {where} does not exist;"
+    state = (
+        f"damaged: {where} has missing or wrong files; delete it, then"
+        if damaged
+        else f"missing: {where} does not exist;"
+    )
     return (
         f"{name} is {state} download it with `python train.py dataset={name} dataset.download=true`, or set "
         "SPARDL_DATA (data_dir) to its parent folder"

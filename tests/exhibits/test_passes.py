@@ -151,7 +151,7 @@ def test_a_profile_of_another_size_is_refused(given: Given) -> None:
         (catalogue()["dear.lab"], wrong[1]),
         (catalogue()["spardl.lab_updates"], wrong[2]),
     ):
-        with pytest.raises(ConfigError, match=r"has 12 parameters, \w+ has [\d,]+; measure \w+"):
+        with pytest.raises(ConfigError, match=r"has 12 parameters, but \w+ has [\d,]+; measure \w+"):
             exhibit.with_passes(taken)
 
 

@@ -71,8 +71,8 @@ def test_the_factor_of_momentum_is_not_that_of_a_compressor() -> None:
 @pytest.mark.parametrize(
     ("name", "factor", "message"),
     [
-        ("none", 0.5, "momentum_factor=0.5 has no effect: the momentum of this method, optimizer, has no"),
-        ("none", 0.0, "momentum_factor=0.0 has no effect: the momentum of this method, optimizer, has no"),
+        ("none", 0.5, "momentum_factor=0.5 has no effect, because momentum=optimizer of this method has no"),
+        ("none", 0.0, "momentum_factor=0.0 has no effect, because momentum=optimizer of this method has no"),
         ("spardl", 1.0, "momentum.factor must be at least 0 and below 1, got 1.0"),
         ("dgc", 1.0, "momentum.factor must be at least 0 and below 1, got 1.0"),
     ],
@@ -120,12 +120,12 @@ def test_misspelt_options_are_corrected_and_parts_explained() -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("none", {"beta2": 0.9}, "the momentum of this method, optimizer, never uses Adam"),
-        ("spardl", {"beta2": 0.9, "recipe": "published"}, "the momentum of this method, optimizer, never uses Adam"),
-        ("dgc", {"beta2": 0.9}, "the momentum of this method, corrected, never uses Adam"),
+        ("none", {"beta2": 0.9}, "momentum=optimizer of this method never uses Adam"),
+        ("spardl", {"beta2": 0.9, "recipe": "published"}, "momentum=optimizer of this method never uses Adam"),
+        ("dgc", {"beta2": 0.9}, "momentum=corrected of this method never uses Adam"),
         ("spardl", {"beta2": 1.0}, "beta2 must be at least 0 and below 1, got 1.0"),
         ("spardl", {"beta2": "0.9"}, "beta2 must be at least 0 and below 1, got '0.9'"),
-        ("dgc", {"update_scale": "measured"}, "the momentum of this method, corrected, never uses Adam"),
+        ("dgc", {"update_scale": "measured"}, "momentum=corrected of this method never uses Adam"),
         ("spardl", {"update_scale": "root"}, "update_scale must be one of none, measured, got 'root'"),
     ],
 )

@@ -350,7 +350,7 @@ def test_a_file_of_another_checkpoint_is_refused(source: str, tmp_path: Path) ->
     content = torch.load(tmp_path / "run" / source if source[0] == "." else checkpoint / source, weights_only=True)
     edited(checkpoint, "rank-0.pt", checkpoint=content.get("checkpoint"))
     verify_checkpoint(checkpoint, 2)
-    with pytest.raises(CheckpointError, match=r"rank-0\.pt is of .*, and manifest\.json of run a, step 5, 2 workers$"):
+    with pytest.raises(CheckpointError, match=r"rank-0\.pt is .*, but manifest\.json is of run a, step 5, 2 workers$"):
         load_part(checkpoint, 0, CPU)
 
 
@@ -391,5 +391,5 @@ def test_missing_keys_are_named_for_other_workers(tmp_path: Path) -> None:
     trainer(made, tmp_path, 3).fit()
     (checkpoint,) = list_checkpoints(tmp_path / "checkpoints")
     edited(checkpoint, "rank-1.pt", worker=None)
-    with pytest.raises(CheckpointError, match=r"rank-1\.pt lacks 'worker'"):
+    with pytest.raises(CheckpointError, match=r"rank-1\.pt has no 'worker'"):
         trainer(made, tmp_path / "again", 2, checkpoint)

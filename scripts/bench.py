@@ -1,4 +1,4 @@
-"""Runs a benchmark: one front for the programs scripts/bench_NAME.py, which also run on their own.
+"""Runs a benchmark by name: one of the programs scripts/bench_NAME.py, which can also be run directly.
 
 python scripts/bench.py --list
 python scripts/bench.py merge --entries 14700000 --density 0.01
@@ -46,7 +46,7 @@ def run(name: str, words: list[str]) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if there is no such benchmark.
+        ConfigError: If there is no such benchmark.
     """
     known = benchmarks()
     if name not in known:

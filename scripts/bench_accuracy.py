@@ -1,4 +1,4 @@
-r"""Metric against wall-clock time of one training with one way to average gradients.
+r"""Trains a model with one method of averaging gradients, and records its metric over wall-clock time.
 
 python scripts/netlab.py run --workers 4 --gbit 0.1 -- python scripts/bench_accuracy.py --case ddp --steps 240 \
     --train model=lstm_imdb,dataset=synthetic_imdb,dataset.vocab_size=20001,optimizer=adamw,training.batch_size=8
@@ -59,7 +59,7 @@ def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[di
 
     Args:
         plan: Plan of the training.
-        case: Way to average.
+        case: Method of averaging gradients.
         seed: Seed of weights, order and dropout.
         steps: Number of training steps.
         every: Steps between two tests; the last step is always tested.
@@ -127,9 +127,9 @@ def act(arguments: argparse.Namespace) -> None:
     """Trains as one worker; the first worker prints the results.
 
     Raises:
-        ConfigError: if a case or a choice of train.py does not exist, or this process is not a worker.
-        DataError: if the data are missing.
-        OSError: if the file cannot be written.
+        ConfigError: If a case or a choice of train.py does not exist, or this process is not a worker.
+        DataError: If the data are missing.
+        OSError: If the file cannot be written.
     """
     if "RANK" not in os.environ:
         raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")

@@ -1,4 +1,4 @@
-"""Round-trip time and bandwidth of the links between workers.
+"""Measures round-trip time and bandwidth of the links between workers.
 
 python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 1 -- python scripts/bench_link.py
 torchrun --standalone --nproc-per-node 2 scripts/bench_link.py --throttle ethernet_1g
@@ -52,7 +52,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """Reads the command line.
 
     Raises:
-        ConfigError: if it makes no sense.
+        ConfigError: If it makes no sense.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=float, default=16.0, help="megabytes of a long message (16)")

@@ -1,4 +1,4 @@
-"""Time to add sorted sparse vectors, compared with torch.
+"""Measures the time to add sorted sparse vectors, compared with torch.
 
 python scripts/bench_merge.py
 python scripts/bench_merge.py --entries 14700000 --density 0.01 --counts 2 4 16 --json merge.json

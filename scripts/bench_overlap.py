@@ -1,4 +1,4 @@
-"""Communication that each schedule hides, compared with the prediction of the timeline model.
+"""Measures how much communication each schedule overlaps, compared with the prediction of the timeline model.
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \

@@ -1,4 +1,4 @@
-"""Predicted iteration times of five models x six schedules x two networks at P = 64.
+"""Predicts iteration times of five models with six schedules on two networks, for P = 64 workers.
 
 python scripts/bench_schedules.py --markdown bench.md --json bench.json
 python scripts/bench_schedules.py --models resnet50
@@ -112,7 +112,7 @@ def devices(models: Sequence[str]) -> list[Device]:
     """The measured CPU and the assumed GPU.
 
     Raises:
-        ConfigError: if a profile cannot be read.
+        ConfigError: If a profile cannot be read.
     """
     measured = {model: Profile.read(PROFILES / f"{model}.json") for model in models}
     assumed = {
@@ -262,7 +262,7 @@ def sections() -> dict[str, str]:
     """The generated sections of docs/tables/timeline.md.
 
     Raises:
-        ConfigError: if a profile cannot be read.
+        ConfigError: If a profile cannot be read.
     """
     found, costs = devices(tuple(ASSUMED)), methods_costs()
     made = {"profiles": used(found), "schedules": tables(bench(found, costs)), "gains": tables(gains(found, costs))}
@@ -273,8 +273,8 @@ def write(arguments: argparse.Namespace) -> None:
     """Makes the tables.
 
     Raises:
-        ConfigError: if a profile cannot be read, or there is no such model.
-        OSError: if a file cannot be written.
+        ConfigError: If a profile cannot be read, or there is no such model.
+        OSError: If a file cannot be written.
     """
     found = devices(parse_names(arguments.models, tuple(ASSUMED), "--models"))
     costs = methods_costs()

@@ -1,4 +1,4 @@
-"""Time and memory of a SparDL synchronization with many simulated workers in one process.
+"""Measures time and memory of a SparDL synchronization with many simulated workers in one process.
 
 python scripts/bench_simulated.py --workers 16,64,256 --entries 1000000
 python scripts/bench_simulated.py --workers 256 --entries 1000000 --settle 5

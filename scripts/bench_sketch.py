@@ -1,4 +1,4 @@
-"""Quality and time of the count-sketch compressor, from which its defaults are chosen.
+"""Measures quality and time of the count-sketch compressor, to choose its defaults.
 
 python scripts/bench_sketch.py
 python scripts/bench_sketch.py --density 0.001 --rows 3 5 --columns 2 8 --candidates 4 16
@@ -36,14 +36,14 @@ ALONE = Worker(0, 1)
 def training(
     density: float, momentum: float, workers: int = 8, batch: int = 16, rate: float = 0.05
 ) -> Iterator[Tensor]:
-    """Trains ResNet-20 on the digits by exact top-k of the sum, and yields what the workers accumulated, added up.
+    """Trains ResNet-20 on the digits with exact top-k, and yields the sum of the workers' accumulated gradients.
 
     Args:
-        density: of the result.
-        momentum: each worker's, stopped where an entry is sent; 0 for gradients alone.
+        density: Share of the entries in the averaged gradient.
+        momentum: Momentum factor of each worker, reset for sent entries; 0 accumulates gradients without momentum.
         workers: Number of workers.
-        batch: images for each of them.
-        rate: learning rate.
+        batch: Images for each of them.
+        rate: Learning rate of SGD.
     """
     torch.manual_seed(1)
     source = torch.Generator().manual_seed(1)

@@ -1,4 +1,4 @@
-"""Time of whole synchronizations over gloo, compared with torch and with the physical bound.
+"""Measures the time of whole synchronizations over gloo, compared with torch and with the physical bound.
 
 torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 4 scripts/bench_sync.py
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_sync.py --gbit 1
@@ -47,7 +47,7 @@ DENSE = "torch dense all-reduce"
 
 
 class Bucket:
-    """What torch's hooks need of a DDP bucket: the whole gradient, as one matrix."""
+    """Replacement for a DDP bucket, for torch's hooks: the whole gradient as one matrix."""
 
     def __init__(self, gradient: Tensor, side: int) -> None:
         self._buffer, self._side = gradient, side
@@ -83,9 +83,9 @@ class Ours:
     """One method of this library, step after step.
 
     Args:
-        method: which.
-        cluster: the workers.
-        length: of the gradient.
+        method: Method that averages the gradients.
+        cluster: Cluster that connects the workers.
+        length: Number of entries of the gradient.
     """
 
     def __init__(self, method: Method, cluster: ProcessGroupCluster, length: int) -> None:
@@ -151,7 +151,7 @@ def tiny(tape: Sequence[Exchange]) -> Program[None]:
 
 
 def torchs(length: int) -> dict[str, Callable[[Tensor], object]]:
-    """What torch has, by name."""
+    """Returns the candidates of torch, by name."""
     side = math.isqrt(length)
     powersgd = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
     group: Any = dist.group.WORLD
@@ -238,10 +238,10 @@ def written(line: Sequence[str | float]) -> str:
 
 
 def build(name: str, wire: str, density: float) -> Method:
-    """A method of this density, if it has one.
+    """Makes a method, with the given density if it has this option.
 
     Raises:
-        ConfigError: there is no such choice.
+        ConfigError: If there is no such choice.
     """
     words = ["warmup.steps=0", f"wire={wire}"]
     method = choices.build(name, *words)

@@ -1,4 +1,4 @@
-"""The methods that ``compressor=NAME`` can choose, built as the command line would build them."""
+"""Makes the methods that ``compressor=NAME`` can choose, as train.py would."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ def build(name: str, *overrides: str) -> Method:
     """The method of a choice, with overrides as on the command line.
 
     Raises:
-        ConfigError: if there is no such choice, or the parts do not fit together.
+        ConfigError: If there is no such choice, or the parts do not fit together.
     """
     if name not in names():
         raise ConfigError(f"compressor={name} does not exist; choose one of {', '.join(names())}")

@@ -1,4 +1,4 @@
-"""Checks and measures the device path on one GPU, in one command.
+"""Checks and measures the library on one GPU, in one command.
 
 python scripts/gpu_check.py --json gpu-check.json
 python scripts/gpu_check.py --device cpu --entries 20000 --sections selection synchronization

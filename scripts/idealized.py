@@ -1,4 +1,4 @@
-"""What else might help a sparse method to learn with Adam, tried on an ideal one: the top k of the sum of all workers.
+"""Tests what improves sparse training with Adam, with an ideal compressor: the top k of the sum of all workers.
 
 python scripts/idealized.py                      all rows, some 15 minutes
 python scripts/idealized.py --only quota --steps 100 --seeds 1 2
@@ -31,17 +31,17 @@ DECAY, SQUARES, WEIGHT_DECAY, EPS = 0.98, 0.95, 0.01, 1e-8
 
 @dataclass(frozen=True)
 class Variant:
-    """Adam's second moment moved before compression, with a residual that decays, and what may come on top.
+    """Local Adam update (second moment before compression) with a decaying residual, and optional changes.
 
     Attributes:
-        rates: learning rates.
-        density: share of the entries that is sent.
-        decay: share of the residual that is left in the next step.
-        frozen_after: steps after which the second moment stays as it is; ``None``: never.
-        exempt: whether vectors (norms and biases) are sent whole.
-        quota: whether each tensor sends its own share.
-        inertia: momentum of the average.
-        raw: whether gradients are carried and sent, chosen by the size of the update that they would make; then Adam
+        rates: Learning rates to try.
+        density: Share of the entries that is sent.
+        decay: Share of the residual that is left in the next step.
+        frozen_after: Steps after which the second moment stays as it is; ``None``: never.
+        exempt: Whether vectors (norms and biases) are sent whole.
+        quota: Whether each tensor sends its own share.
+        inertia: Momentum of the average.
+        raw: Whether gradients are carried and sent, chosen by the size of the update that they would make; then Adam
             sees their average.
     """
 

@@ -1,4 +1,4 @@
-"""Measures how long the layers of a model take, and writes the profile that the timeline model reads: spardl profile.
+"""Measures the computation times of a model's layers, and writes them as a profile: runs spardl profile.
 
 python scripts/profile_model.py torchvision:resnet50 --batch 8 --out resnet50.json
 python scripts/profile_model.py timm:inception_v4 --batch 4 --out inception_v4.json
@@ -65,7 +65,7 @@ def _bert_loss(model: nn.Module, data: Mapping[str, Tensor]) -> Tensor:
 
 
 def from_train(words: str, sizes: Sizes) -> Job:
-    """What train.py would train with these choices."""
+    """Returns the model that train.py would train with these choices."""
     with choices.composing():
         try:
             plain = choices.composed(*words.split(","))

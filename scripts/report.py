@@ -267,7 +267,7 @@ def written(write: Callable[[], None], draws: bool) -> int:
     """Writes files, and returns the exit code.
 
     Args:
-        write: Writes the files.
+        write: Function that writes the files.
         draws: Whether it needs matplotlib.
     """
     try:

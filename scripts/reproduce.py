@@ -56,7 +56,7 @@ def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
         seeds: Number of seeds; ``None`` keeps those of each exhibit.
 
     Raises:
-        ConfigError: if an exhibit does not exist or has no seeds to choose.
+        ConfigError: If an exhibit does not exist or has no seeds to choose.
     """
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
@@ -69,7 +69,7 @@ def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
 
 
 def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, MeasuredPasses]) -> list[Exhibit]:
-    """The exhibits with measured GPU times in place of assumed ones; prints what that changes in each.
+    """Returns the exhibits with measured GPU times in place of assumed ones; prints the changes.
 
     Args:
         exhibits: Chosen exhibits.
@@ -77,7 +77,7 @@ def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, Measur
         given: Measured times by model.
 
     Raises:
-        ConfigError: if no exhibit assumes the times of a given model, or the model has another size.
+        ConfigError: If no exhibit assumes the times of a given model, or the model has another size.
     """
     if not given:
         return list(exhibits)
@@ -127,7 +127,7 @@ def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: Recor
     """Command and folder or record behind a row.
 
     Raises:
-        ConfigError: if the exhibit has no such row.
+        ConfigError: If the exhibit has no such row.
     """
     results = Results.on_disk(outputs, exhibit.jobs(scale), store)
     tables = exhibit.tables(scale, results)
@@ -246,7 +246,7 @@ def act(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if a name does not exist, or options exclude each other.
+        ConfigError: If a name does not exist, or options exclude each other.
     """
     if arguments.list:
         print("\n".join(map(describe, catalogue().values())))

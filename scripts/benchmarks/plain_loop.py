@@ -1,4 +1,4 @@
-"""Training loop of the benchmarks: a model with or without DDP, and any way to average."""
+"""Training loop of the benchmarks: a model with or without DDP, and any method of averaging."""
 
 from __future__ import annotations
 
@@ -165,8 +165,8 @@ def planned(words: str) -> Plan:
         words: Comma-separated choices.
 
     Raises:
-        ConfigError: if the choices are invalid, or the batches of the task are consecutive.
-        DataError: if the data are missing.
+        ConfigError: If the choices are invalid, or the batches of the task are consecutive.
+        DataError: If the data are missing.
     """
     with choices.composing():
         try:

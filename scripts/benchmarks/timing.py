@@ -1,4 +1,4 @@
-"""Times alternatives in turns and formats the results, for all benchmarks."""
+"""Measures alternatives alternately and formats the results, for all benchmarks."""
 
 from __future__ import annotations
 

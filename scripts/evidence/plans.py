@@ -26,9 +26,9 @@ class Line:
     """A row of a table.
 
     Attributes:
-        name: of the row.
+        name: Name of the row.
         words: Arguments of train.py.
-        rates: learning rates to choose from.
+        rates: Learning rates to choose from.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Line:
 
 
 class Comparison(NamedTuple):
-    """What the recommended recipe is worth.
+    """Comparison of a method with and without a local update (momentum before compression).
 
     Attributes:
-        density: of both rows, in words.
-        without: the row that leaves the optimizer its state; ``None`` if that was not trained.
-        moved: the row that moves it.
+        density: Density of both rows, as text.
+        without: Name of the row whose optimizer keeps its state; ``None`` if that was not trained.
+        moved: Name of the row with a local update.
     """
 
     density: str
@@ -78,7 +78,7 @@ class Task:
         """The task with only its first seeds.
 
         Raises:
-            ConfigError: if the number of seeds is below one.
+            ConfigError: If the number of seeds is below one.
         """
         if seeds is not None and seeds < 1:
             raise ConfigError(f"a table needs at least one seed, got {seeds}")
@@ -145,7 +145,7 @@ def tasks_in(file: Path) -> list[Task]:
             with a moved optimizer), and ``rows``, the words of each.
 
     Raises:
-        ConfigError: if a task has a row that is not described, or lacks one of those that all are measured by, or that
+        ConfigError: If a task has a row that is not described, or lacks one of those that all are measured by, or that
             it compares.
     """
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
@@ -159,7 +159,7 @@ def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
         file: File of :func:`tasks_in`, which also contains ``excerpts``.
 
     Raises:
-        ConfigError: if a page refers to a row or table that does not exist.
+        ConfigError: If a page refers to a row or table that does not exist.
     """
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
     found: dict[str, dict[str, Sequence[str]]] = content["excerpts"]

@@ -49,7 +49,7 @@ Draw: TypeAlias = Callable[[Any], None]
 
 
 class Basis(NamedTuple):
-    """What a figure rests on.
+    """Sources of a value: what was measured, and what was assumed.
 
     Attributes:
         simulated: Quantities computed by a model.
@@ -68,7 +68,7 @@ class Picture(NamedTuple):
     Attributes:
         name: Name, unique in the exhibit.
         caption: Description of all panels.
-        draw: Draws the picture.
+        draw: Function that draws the picture.
         title: Title of the panel; empty if the caption suffices.
         key: Legend: look by name, for elements without a label next to them.
         wide: Whether the picture needs the full width of the page.
@@ -124,7 +124,7 @@ class Exhibit(ABC):
         name: ``paper.subject``, as given to reproduce.py.
         title: Title for readers.
         source: Counterpart in the paper, and how well we know it.
-        shows: What a reader can learn from it.
+        shows: Statement of what the exhibit shows.
         basis: Simulated, measured and assumed quantities.
         note: Remark on a method that applies to all of its figures.
         leads: Whether the summary of the paper shows its first figure.
@@ -143,13 +143,13 @@ class Exhibit(ABC):
         """All jobs whose results the exhibit needs."""
 
     def with_seeds(self, count: int) -> Exhibit:
-        """The same exhibit with the seeds 1 to ``count``.
+        """Returns the same exhibit with the seeds 1 to ``count``.
 
         Args:
             count: Number of seeds.
 
         Raises:
-            ConfigError: if the exhibit has no seeds.
+            ConfigError: If the exhibit has no seeds.
         """
         raise ConfigError(f"{self.name} has no seeds to choose; remove --seeds")
 
@@ -170,7 +170,7 @@ class Exhibit(ABC):
             given: Measured passes by model; other models than the assumed ones are ignored.
 
         Raises:
-            ConfigError: if a model has another size.
+            ConfigError: If a model has another size.
         """
         del given
         return self

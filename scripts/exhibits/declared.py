@@ -58,7 +58,7 @@ def parse(path: Path) -> Node:
     """The root node of a YAML file.
 
     Raises:
-        ConfigError: if the file is not valid YAML, or empty.
+        ConfigError: If the file is not valid YAML, or empty.
     """
     with path.open("rb") as file:
         try:
@@ -78,11 +78,11 @@ def entries(node: Node, where: str, keys: Keys | None = None) -> dict[str, Node]
 
     Args:
         node: Node of the mapping.
-        where: What the mapping declares, for errors.
-        keys: Its keys; ``None`` for any.
+        where: Description of the mapping, for error messages.
+        keys: Allowed keys; ``None`` allows any.
 
     Raises:
-        ConfigError: if the node is no mapping, or a key is unknown, repeated or missing.
+        ConfigError: If the node is no mapping, or a key is unknown, repeated or missing.
     """
     if not isinstance(node, yaml.MappingNode):
         fail(node, where, f"expected keys and values, got {_shown(node)}")
@@ -114,7 +114,7 @@ def fail(node: Node, where: str, words: str) -> NoReturn:
 
     Args:
         node: Node with the error.
-        where: What the node belongs to.
+        where: Description of the declaration that contains the node.
         words: The error and the way out.
 
     Raises:
@@ -131,7 +131,7 @@ def _shown(node: Node) -> str:
 
 
 def meant(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """Suggestion for an unknown name.
+    """Returns a suggestion for an unknown name.
 
     Args:
         name: The unknown name.
@@ -205,7 +205,7 @@ class Reader:
         named: Values by name, for classes whose values the file cannot declare.
 
     Raises:
-        ConfigError: if a definition refers to itself.
+        ConfigError: If a definition refers to itself.
     """
 
     def __init__(
@@ -222,16 +222,16 @@ class Reader:
         self._named = named
 
     def read(self, kind: Any, node: Node, where: str, **given: Any) -> Any:
-        """A value of a type.
+        """Reads a value of a type.
 
         Args:
             kind: Class or type annotation.
             node: Node of the value.
-            where: What the value belongs to, for errors.
+            where: Description of the declaration that contains the value, for error messages.
             given: Fields of the class that are not in the file.
 
         Raises:
-            ConfigError: if the node does not fit to the type.
+            ConfigError: If the node does not fit to the type.
         """
         node = self._followed(node, where)
         origin, args = get_origin(kind), get_args(kind)

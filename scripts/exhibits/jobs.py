@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Where the result lies; for a record or a computation, also the commit and processor that produced it."""
+        """Place of the result; for a record or a computation, also the commit and processor that produced it."""
         if ".json" not in self.where.name or not self.made:
             return str(self.where)
         known = {"commit": self.made.get("commit"), "on": self.made.get("cpu")}
@@ -101,7 +101,7 @@ class Job(ABC):
         """Runs the job in a separate process.
 
         Raises:
-            SpardlError: if the job fails.
+            SpardlError: If the job fails.
         """
 
     @abstractmethod
@@ -232,7 +232,7 @@ class Training(Job):
         return (summary.get("editions") or {}) == editions(self.config)
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """What a record keeps of a result."""
+        """Returns the part of a result that a record stores."""
         return {"seed": self.config["seed"], **kept.contents(outcome.data, outcome.metrics)}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
@@ -301,7 +301,7 @@ class Computation(Job):
             return None
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """What a record keeps of a result."""
+        """Returns the part of a result that a record stores."""
         own = {"name": self.name, "arguments": dict(self.arguments), "recipe": self.recipe}
         return {**own, "environment": outcome.made, "result": outcome.data}
 

@@ -1,4 +1,4 @@
-"""The part of a training's files that a record keeps."""
+"""Selects the part of a training's files that a record stores."""
 
 from __future__ import annotations
 

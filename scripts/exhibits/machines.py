@@ -1,4 +1,4 @@
-"""Machines that results were measured on: seconds are compared within one machine only."""
+"""Machines that results were measured on; times are compared only within one machine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures from the summary and the events of a run."""
+"""Reads metrics from the summary and the events of a run."""
 
 from __future__ import annotations
 

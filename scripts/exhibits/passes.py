@@ -1,4 +1,4 @@
-"""Measured passes in place of assumed ones: profiles by model."""
+"""Profiles by model, with measured pass times that replace assumed ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MeasuredPasses(NamedTuple):
     Attributes:
         path: File of the profile.
         digest: Digest of the file; it is part of the ids of jobs, because their results depend on its content.
-        profile: The measured profile.
+        profile: Measured layer times of the model.
     """
 
     path: Path
@@ -40,7 +40,7 @@ class MeasuredPasses(NamedTuple):
             entries: Expected number of parameters.
 
         Raises:
-            ConfigError: if the profile has another number of parameters.
+            ConfigError: If the profile has another number of parameters.
         """
         found = sum(self.profile.entries)
         if found != entries:
@@ -58,7 +58,7 @@ def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
         words: Values of the option, each ``MODEL=FILE``.
 
     Raises:
-        ConfigError: if a value has another form, repeats a model, or its file is not a profile.
+        ConfigError: If a value has another form, repeats a model, or its file is not a profile.
     """
     found: dict[str, MeasuredPasses] = {}
     for word in words:

@@ -84,6 +84,6 @@ def difference(ours: Sequence[float], theirs: Sequence[float]) -> Range:
     """Student's 95% interval of the mean of paired differences; equal seeds have equal weights and batches.
 
     Raises:
-        ValueError: if the numbers of values differ.
+        ValueError: If the numbers of values differ.
     """
     return range_of_mean([one - other for one, other in zip(ours, theirs, strict=True)])

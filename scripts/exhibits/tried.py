@@ -41,7 +41,7 @@ class Tried(NamedTuple):
         jobs: Marks of the jobs behind the line, see :func:`marks`.
         bad: Whether some trainings failed.
         ran: Whether some trainings were started.
-        machine: Where the seconds are from; several machines have their seconds apart.
+        machine: Machine that the seconds were measured on; several machines have separate seconds.
     """
 
     task: str
@@ -109,7 +109,7 @@ def tried(
     outcomes: Sequence[Outcome],
     values: Sequence[float] | None = None,
 ) -> Tried:
-    """The line of one method.
+    """Returns the line of one method.
 
     Args:
         task: Trained task.

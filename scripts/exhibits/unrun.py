@@ -1,4 +1,4 @@
-"""Jobs that were not run: they appear once, in a list with the time they would need, instead of in result tables."""
+"""Jobs that were not run; one list shows them with the time they would need, instead of the result tables."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Unrun(NamedTuple):
 
 
 def unrun(exhibit: Exhibit, scale: str, results: Results) -> list[Unrun]:
-    """The jobs of an exhibit that were not started, by task and method.
+    """Returns the jobs of an exhibit that were not started, by task and method.
 
     Args:
-        exhibit: The exhibit.
+        exhibit: Exhibit with the jobs.
         scale: Size preset of the runs.
         results: Results of the runs.
     """

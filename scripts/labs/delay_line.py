@@ -75,7 +75,7 @@ class Queue:
         delay: Delay of each packet in seconds.
 
     Raises:
-        OSError: if the kernel has no such queue, or another process holds it.
+        OSError: If the kernel has no such queue, or another process holds it.
     """
 
     def __init__(self, delay: float) -> None:
@@ -146,7 +146,7 @@ def check(datagram: bytes) -> None:
     """Checks the kernel's answer to a request.
 
     Raises:
-        OSError: if the kernel refused the request.
+        OSError: If the kernel refused the request.
     """
     kind, reason = struct.unpack_from("=4xH10xi", datagram)
     if kind == ERROR and reason:
@@ -157,7 +157,7 @@ def packet_number(datagram: bytes) -> int:
     """Number of the packet that a message of the kernel reports.
 
     Raises:
-        OSError: if the message reports an error or no packet.
+        OSError: If the message reports an error or no packet.
     """
     check(datagram)
     place = 20

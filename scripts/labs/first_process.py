@@ -53,7 +53,7 @@ class Lab:
         delay_ms: One-way delay of messages in milliseconds.
 
     Raises:
-        LabError: if a value is out of range.
+        LabError: If a value is out of range.
     """
 
     workers: int
@@ -173,7 +173,7 @@ def attempt(words: Sequence[str], lines: Sequence[str] = ()) -> subprocess.Compl
     """Runs a program with lines on its standard input.
 
     Raises:
-        LabError: if it does not end.
+        LabError: If it does not end.
     """
     command, text = [tool(words[0]) or words[0], *words[1:]], "".join(f"{line}\n" for line in lines)
     try:
@@ -186,7 +186,7 @@ def call(words: Sequence[str], lines: Sequence[str] = ()) -> str:
     """Runs a program, and returns its output.
 
     Raises:
-        LabError: if it fails, or does not end.
+        LabError: If it fails, or does not end.
     """
     done = attempt(words, lines)
     if done.returncode:
@@ -212,7 +212,7 @@ def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
         The exit code.
 
     Raises:
-        LabError: if the network cannot be set up.
+        LabError: If the network cannot be set up.
     """
     call(["mount", "-t", "tmpfs", "netlab", "/run"])
     for words, lines in lab.wiring():
@@ -256,7 +256,7 @@ def start_delay_line(lab: Lab) -> subprocess.Popen[str]:
     """Delays packets to the workers in a process that lives as long as the lab.
 
     Raises:
-        LabError: if the delay line cannot start.
+        LabError: If the delay line cannot start.
     """
     names = [namespace(rank) for rank in range(lab.workers)]
     line = subprocess.Popen(

@@ -19,16 +19,16 @@ SCALE = "laptop"
 
 
 def page(text: str, exhibit: Frontier, results: Results, scale: str = SCALE) -> str:
-    """A page with the tables of today's records between its marks.
+    """Returns a page with the tables of the current records between its marks.
 
     Args:
-        text: of the page.
-        exhibit: whose tables.
-        results: of its jobs.
-        scale: of these.
+        text: Text of the page.
+        exhibit: Exhibit whose tables are inserted.
+        results: Results of the exhibit's jobs.
+        scale: Size preset of these results.
 
     Raises:
-        ValueError: if a section is not there.
+        ValueError: If a section is not there.
     """
     courses = exhibit.courses[scale]
     sections: dict[str, list[Table]] = {

@@ -43,7 +43,7 @@ def page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
         records: Folder of the records.
 
     Raises:
-        ConfigError: if an exhibit, a size or a table does not exist, or a mark has no end.
+        ConfigError: If an exhibit, a size or a table does not exist, or a mark has no end.
     """
     for mark in MARK.finditer(text):
         text = replace(text, mark["section"], f"\n{_table(mark, exhibits, records)}")

@@ -1,4 +1,4 @@
-"""Runs on Slurm: job arrays through submitit, and their states from squeue."""
+"""Executes runs on Slurm: job arrays through submitit, and their states from squeue."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _submitted(site: Site, tasks: int, job: str, runs: int) -> str:
 
 
 def _announced(site: Site, tasks: int, runs: int) -> str:
-    """What will be submitted, and when a first job could start."""
+    """Returns a text on the jobs to submit, and when a first one could start."""
     nodes, several = site.nodes(tasks), "s" * (runs > 1)
     words = [
         f"submitting {runs} run{several}: {tasks} task{'s' * (tasks > 1)} on {nodes} node{'s' * (nodes > 1)} each",

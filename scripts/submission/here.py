@@ -111,7 +111,7 @@ def _holder(path: Path) -> int | None:
     """Process id in a lock file, or ``None`` if it is not locked.
 
     Raises:
-        ConfigError: if the process that holds the lock does not write its id in time.
+        ConfigError: If the process that holds the lock does not write its id in time.
     """
     until = time.monotonic() + _WRITTEN
     while _is_held(path):

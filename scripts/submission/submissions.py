@@ -132,7 +132,7 @@ def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
         patience: Maximum time to wait for another process, in seconds.
 
     Raises:
-        ConfigError: if the folder cannot be created, or another process holds the lock for longer.
+        ConfigError: If the folder cannot be created, or another process holds the lock for longer.
     """
     folder, until = outputs / _FOLDER, time.monotonic() + patience
     try:
@@ -173,7 +173,7 @@ def new_submission(
     """Creates a submission with a new folder and writes its record.
 
     Raises:
-        ConfigError: if the folder cannot be created.
+        ConfigError: If the folder cannot be created.
     """
     since = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(since))
@@ -207,7 +207,7 @@ def find_submission(outputs: Path, name: str | None) -> Submission:
         name: Name of the submission; ``None`` for the newest.
 
     Raises:
-        ConfigError: if the submission does not exist, or its record is invalid.
+        ConfigError: If the submission does not exist, or its record is invalid.
     """
     root = outputs / _FOLDER
     if name and (root / name / _RECORD).exists():
@@ -250,7 +250,7 @@ def _read(folder: Path) -> Submission:
     """Reads one record.
 
     Raises:
-        ConfigError: if the record cannot be read, or a field is missing or has another type.
+        ConfigError: If the record cannot be read, or a field is missing or has another type.
     """
     path = folder / _RECORD
     try:

@@ -83,7 +83,7 @@ def load(path: Path, shared: Definitions) -> Paper:
         shared: Definitions that the file can use in addition to its own.
 
     Raises:
-        ConfigError: if the file does not fit to the classes of the exhibits.
+        ConfigError: If the file does not fit to the classes of the exhibits.
     """
     parts = entries(parse(path), path.stem, Keys(("paper", "exhibits"), ("definitions",)))
     own = entries(parts["definitions"], "definitions") if "definitions" in parts else {}
@@ -100,7 +100,7 @@ def load_all() -> tuple[Paper, ...]:
     """All papers in the order of the report.
 
     Raises:
-        ConfigError: if a file is wrong, or two papers have an exhibit of the same name.
+        ConfigError: If a file is wrong, or two papers have an exhibit of the same name.
     """
     shared = entries(parse(FOLDER / f"{SHARED}.yaml"), SHARED)
     found = tuple(load(FOLDER / f"{name}.yaml", shared) for name in FILES)

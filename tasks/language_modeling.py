@@ -140,7 +140,7 @@ class LanguageModeling(Task):
         return torch.stack([nll, (targets != BEYOND).sum().double()])
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns ``loss`` in nats per token over the whole split, and ``perplexity``, its exponential, at most e^700."""
+        """Returns ``loss`` in nats per token of the whole split, and ``perplexity``, its exponential (up to e^700)."""
         loss = sums["nll"] / sums["tokens"]
         # The cap lets a diverged run be reported instead of ending in an OverflowError.
         return {"loss": loss, "perplexity": math.exp(min(loss, LARGEST_EXPONENT))}

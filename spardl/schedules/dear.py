@@ -7,6 +7,9 @@ Splitting the all-reduce costs nothing extra: each half of a group takes (P-1) a
 With a sparse communicator, the halves are its own: SparDL's Spar-Reduce-Scatter (with the gather between teams)
 overlaps with the backward pass, and the all-gather inside the teams overlaps with the next forward pass. No paper
 describes this. The residual receives the dropped entries when the all-gather ends, which is before the next gradient.
+
+A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
+this process runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,8 @@
-"""Transfer of tensors and sparse blocks between workers: all-gathers and point-to-point messages."""
+"""Transfer of tensors and sparse blocks between workers: all-gathers and point-to-point messages.
+
+Functions that return a ``Program`` are generators that request the messages of one member of a team. A *slot* is the
+space that a sparse vector takes in a message: its length and maximum number of entries.
+"""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ BAD_INPUT = 2
 
 
 def benchmarks() -> dict[str, str]:
-    """The first line of each benchmark's docstring, by name."""
+    """Returns the first line of each benchmark's docstring, by name."""
     paths = sorted(Path(__file__).parent.glob(f"{PREFIX}*.py"))
     return {path.stem.removeprefix(PREFIX): _headline(path) for path in paths}
 

@@ -44,7 +44,7 @@ DIGITS = 5  # of seconds and figures, in files
 
 
 def begin(plan: Plan, case: str, seed: int, steps: int) -> PlainLoop:
-    """A model that is about to be trained for some steps, with the learning rates of the plan."""
+    """Returns a model that is ready to be trained for some steps, with the learning rates of the plan."""
     worker = Worker(dist.get_rank(), dist.get_world_size())
     per_epoch = plan.sampler(worker).steps_per_epoch
 
@@ -84,12 +84,12 @@ def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[di
 
 
 def _plain(value: float) -> float | None:
-    """Value as JSON data; ``None`` if it is not finite."""
+    """Returns the value as JSON data; ``None`` if it is not finite."""
     return round(value, DIGITS) if math.isfinite(value) else None
 
 
 def summary(plan: Plan, arguments: argparse.Namespace, tests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Results with the field names of a training's summary."""
+    """Returns the results with the field names of a training's summary."""
     entries = sum(parameter.numel() for parameter in plan.task.build_model().parameters())
     workers, last, own = dist.get_world_size(), tests[-1], {"step", "seconds", "sent"}
     caveat = getattr(getattr(plan.task, "dataset", None), "caveat", None)

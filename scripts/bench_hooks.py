@@ -83,7 +83,7 @@ class Case(PlainLoop):
         self.optimizer.zero_grad()  # frees memory for the gradients of other cases
 
     def last_loss(self) -> float:
-        """Mean training loss of all workers over the last steps."""
+        """Returns the mean training loss of all workers over the last steps."""
         last = torch.stack(self.losses[-LAST:]).double().mean()
         dist.all_reduce(last)
         return last.item() / self.worker.size
@@ -118,7 +118,7 @@ class Found:
             self.learned.setdefault(name, []).append(value)
 
     def row(self, metric: str) -> Row:
-        """Row of the results table."""
+        """Returns the row of the results table."""
         sent = f"{mean(self.sent) / 1e6:.3f}" if any(self.sent) else ""
         headers = {LOSS: LOSS, metric: f"test {metric}"}
         spreads = {header: _spread(self.learned.get(name, [])) for name, header in headers.items()}

@@ -28,7 +28,7 @@ from spardl.diagnostics.doctor.peers import SHORT, ring, round_trip, seconds
 
 
 def measure(cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All figures as this worker sees them."""
+    """Returns all measurements of this worker."""
     rank, size, long = cluster.local_ranks[0], cluster.size, round(arguments.mb * 1e6)
     short, rounds = arguments.short_rounds, arguments.rounds
     found = {
@@ -40,7 +40,7 @@ def measure(cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> dict
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table for people."""
+    """Formats the measurements as a table."""
     print("| | median ms | least | most |\n|---|---|---|---|")
     for name, times in found["seconds"].items():
         cells = [f"{1e3 * value:.3f}" for value in (median(times), min(times), max(times))]

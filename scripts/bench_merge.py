@@ -36,7 +36,7 @@ def coalesce(vectors: Sequence[SparseVector]) -> Tensor:
 
 
 def measure(vectors: Sequence[SparseVector], repetitions: int) -> list[Row]:
-    """One row for each way to add up."""
+    """Measures one row for each way to add vectors."""
     candidates: dict[str, Callable[[], object]] = {
         **{path: on_path(path, lambda: merge(vectors)) for path in PATHS},
         "coalesce": lambda: coalesce(vectors),

@@ -43,7 +43,7 @@ def plain_unpack(message: Tensor, length: int) -> SparseVector:
 
 
 def measure(vector: SparseVector, dtype: torch.dtype, repetitions: int) -> list[Row]:
-    """One row for each way to write, and to read."""
+    """Measures one row for each way to encode and to decode."""
     slot = Slot(len(vector), vector.length)
     message, plain = pack(vector, slot, dtype), plain_pack(vector)
     writing: dict[str, Callable[[], object]] = {

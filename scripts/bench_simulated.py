@@ -45,7 +45,7 @@ def synchronize(workers: int, length: int, density: float, steps: int, settle: i
 
 
 def measured(workers: int, arguments: argparse.Namespace) -> Row:
-    """One row, for a number of workers."""
+    """Measures one row, for a number of workers."""
     seconds = synchronize(workers, arguments.entries, arguments.density, arguments.repetitions, arguments.settle)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     figures = {PER_WORKER: 1000 * median(seconds) / workers, MEMORY: peak}

@@ -93,7 +93,7 @@ def finish(program: Program[T]) -> T:
 
 
 def recovered(compressor: CountSketch, vector: Tensor, step: int) -> float:
-    """The mass of the entries that are found, compared with that of the largest ones."""
+    """Returns the total magnitude of the entries found / that of the largest entries."""
     context = Context(ALONE, Layout.flat(vector.numel()), step)
     program = compressor.rounds(
         Accumulator(vector.clone()), context, lambda tensor: Dense().total(ALONE, tensor), State()
@@ -105,7 +105,7 @@ def recovered(compressor: CountSketch, vector: Tensor, step: int) -> float:
 
 
 def print_quality(arguments: argparse.Namespace) -> None:
-    """A table: what each shape costs, and how much it recovers."""
+    """Prints a table of the cost and the recovered share of each shape."""
     sources = vectors(arguments.density, arguments.steps)
     print(f"density {arguments.density:g}; recovered mass at steps {arguments.steps}, mean (lowest)\n")
     print("| rows | columns / k | candidates / k | words / dense | " + " | ".join(sources) + " |")
@@ -121,7 +121,7 @@ def print_quality(arguments: argparse.Namespace) -> None:
 
 
 def print_speed(arguments: argparse.Namespace) -> None:
-    """A table: the milliseconds of a table and of a query, on one thread."""
+    """Prints the milliseconds to insert into a table and to query it, on one thread."""
     torch.set_num_threads(1)
     print("\n| entries | rows | insert, ms | query, ms |\n|---|---|---|---|")
     for length, rows in itertools.product(arguments.lengths, arguments.rows):
@@ -134,7 +134,7 @@ def print_speed(arguments: argparse.Namespace) -> None:
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    """The result, and the milliseconds of the fastest of a few runs."""
+    """Returns the result, and the milliseconds of the fastest of a few runs."""
     seconds = []
     for _ in range(5):
         started = time.perf_counter()

@@ -91,7 +91,7 @@ class Device(NamedTuple):
 
 
 def label(name: str, options: Mapping[str, Any]) -> str:
-    """A method as the tables and the file of times call it."""
+    """Returns the name of a method in the tables and in the file of times."""
     return f"{name}, {options['teams']} teams" if options.get("teams", 1) > 1 else name
 
 
@@ -148,7 +148,7 @@ def measure() -> dict[str, Any]:
 
 
 def _line(choice: Choice, workers: int) -> dict[str, Any]:
-    """The least of some turns: whatever else a machine does takes time, and never gives any."""
+    """Fits a line to the shortest times, because other load only adds time."""
     method, sizes = spardl.make_method(choice.method, **choice.options), [total // workers for total in SIZES]
     turns = [measure_compression(method, workers, sizes)[1] for _ in range(TURNS)]
     seconds = [min(turn) for turn in zip(*turns, strict=True)]
@@ -173,7 +173,7 @@ def devices() -> Iterator[Device]:
 
 
 def gains(advice: Advice) -> tuple[Choice, float, float]:
-    """The fastest sparse choice, and how many times as fast as dense are it and the cast to 16 bits."""
+    """Returns the fastest sparse choice, its speedup over dense, and that of 16 bits."""
     dense, short = (next(choice for choice in advice.choices if choice.method == name) for name in (DENSE, SHORT))
     sparse = next(choice for choice in advice.choices if choice.method not in (DENSE, SHORT))
     return sparse, dense.seconds / sparse.seconds, dense.seconds / short.seconds
@@ -204,7 +204,7 @@ def break_even(profile: Profile, workers: int, compressing: Compressing) -> str:
 
 
 def row(model: str, profile: Profile, workers: int, compressing: Compressing) -> list[str]:
-    """The table's row of a model and a number of workers."""
+    """Returns the table row of a model and a number of workers."""
     cells = [winner(advise(profile, network, workers, compressing=compressing)) for network in NETWORKS.values()]
     name = f"{model}: {sum(profile.entries) / 1e6:.3g} M, {profile.compute:.3g} s"
     return [name, str(workers), *cells, break_even(profile, workers, compressing)]
@@ -223,7 +223,7 @@ def table(device: Device) -> str:
 
 
 def tables() -> str:
-    """The tables of all devices.
+    """Returns the tables of all devices.
 
     Raises:
         ConfigError: If a file cannot be read.

@@ -101,7 +101,7 @@ def show(bounds: Bounds) -> str:
 
 
 def layout_for(workers: int) -> Layout:
-    """A matrix and a vector of which ``DENSITY`` keeps ``KEPT_PER_WORKER`` entries for each worker."""
+    """Returns a matrix and a vector of which ``DENSITY`` keeps ``KEPT_PER_WORKER`` entries for each worker."""
     length = round(KEPT_PER_WORKER * workers / DENSITY)
     rows = workers
     columns = length // rows - 10
@@ -182,7 +182,7 @@ def _span(bounds: Sequence[Bounds]) -> Bounds:
 
 
 def lines(names: Sequence[str], workers: Sequence[int]) -> Iterator[Line]:
-    """All lines of the table, as they come."""
+    """Yields the lines of the table as soon as they are computed."""
     with choices.composing():
         for name in names:
             for size in workers:
@@ -190,13 +190,13 @@ def lines(names: Sequence[str], workers: Sequence[int]) -> Iterator[Line]:
 
 
 def _density(name: str) -> list[str]:
-    """The override that gives a method this script's density, if it has one."""
+    """Returns the override that gives a method this script's density, if it has one."""
     fields = vars(choices.build(name).compressor)
     return [f"compressor.density={DENSITY}"] if "density" in fields else []
 
 
 def workers_of(text: str) -> list[int]:
-    """Numbers of workers, with commas between them.
+    """Returns the numbers of workers, with commas between them.
 
     Raises:
         ConfigError: If one is not a whole number, at least 1.

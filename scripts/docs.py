@@ -138,7 +138,7 @@ FIGURES: Mapping[str, Callable[[], bytes]] = MappingProxyType(
 
 
 def pages() -> dict[str, Page]:
-    """All generated pages by path, including every page that quotes tables of exhibits."""
+    """Returns all generated pages by path, including every page that quotes tables of exhibits."""
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "docs").rglob("*.md")}
     quoting = {name: QUOTING for name, text in texts.items() if quotes.MARK.search(text)}
     if both := quoting.keys() & PAGES.keys():
@@ -147,7 +147,7 @@ def pages() -> dict[str, Page]:
 
 
 def chosen(names: list[str], known: list[str]) -> list[str]:
-    """The named files, or all.
+    """Returns the named files, or all.
 
     Raises:
         ConfigError: If a name is not that of a generated file.

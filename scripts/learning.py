@@ -85,7 +85,7 @@ def run(tasks: Sequence[Task], path: Path, outputs: Path, jobs: int) -> int:
 
 
 def sections(records: Records) -> dict[str, dict[str, Table]]:
-    """The tables of each page by section, from the current records; pages by their paths in the repository."""
+    """Returns the tables of each page by section, from the current records; pages by their paths in the repository."""
     tasks = {task.name: task for task in tasks_in(PLANS)}
     found = {PAGE: {name: table_of(task, records) for name, task in tasks.items()}}
     found[PAGE]["learning"] = summary_of([*tasks.values()], records)
@@ -96,7 +96,7 @@ def sections(records: Records) -> dict[str, dict[str, Table]]:
 
 
 def page(name: str, text: str, records: Records) -> str:
-    """A page with its tables replaced.
+    """Returns a page with its tables replaced.
 
     Args:
         name: Path of the page in the repository.

@@ -75,7 +75,7 @@ def demand(packages: Mapping[str, str]) -> None:
 
 
 def isolation(user_namespace: bool) -> list[str]:
-    """Command prefix that starts a process in new namespaces.
+    """Returns the command prefix that starts a process in new namespaces.
 
     Args:
         user_namespace: Whether to use a user namespace even as root, who does not need one.

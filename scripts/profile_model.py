@@ -41,7 +41,7 @@ BERT_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 def from_transformers(name: str, sizes: Sizes) -> Job:
-    """BERT with its pre-training heads, on random tokens, all of which are to be predicted."""
+    """Returns BERT with its pre-training heads, on random tokens, all of which are to be predicted."""
     if name not in BERT_SIZES:
         raise ConfigError(f"transformers:{name} does not exist; choose one of {', '.join(BERT_SIZES)}")
     shape = (sizes.batch, sizes.seq)
@@ -58,7 +58,7 @@ def from_transformers(name: str, sizes: Sizes) -> Job:
 
 
 def _bert_loss(model: nn.Module, data: Mapping[str, Tensor]) -> Tensor:
-    """Of all words, as DeAR's benchmark asks for them, and of the pairs."""
+    """Returns the loss of all words, as in DeAR's benchmark, and of the pairs."""
     inputs = {name: tensor for name, tensor in data.items() if name != "next"}
     words, pairs = model(**inputs)
     return F.cross_entropy(words, data["input_ids"].flatten()) + F.cross_entropy(pairs, data["next"])

@@ -59,7 +59,7 @@ UNKNOWN = "the command was not recorded; config.yaml holds every setting"
 
 
 def results(comparison: Comparison) -> Table:
-    """Metric and cost of the runs of one task, one row per method."""
+    """Returns the metric and cost of the runs of one task, one row per method."""
     return Table(comparison.title, COLUMNS, [_row(method) for method in comparison.methods])
 
 
@@ -103,7 +103,7 @@ def warnings(runs: Sequence[Finished]) -> Table | None:
 
 
 def basis(runs: Sequence[Finished]) -> Basis:
-    """Simulated, measured and assumed quantities of the runs."""
+    """Returns the simulated, measured and assumed quantities of the runs."""
     virtual = sum(run.simulated for run in runs)
     if not virtual:
         return Basis("nothing", "training, and its seconds", "nothing")
@@ -114,7 +114,7 @@ def basis(runs: Sequence[Finished]) -> Basis:
 
 
 def pictures(comparison: Comparison) -> list[Picture]:
-    """The metric against steps and against seconds."""
+    """Returns the metric against steps and against seconds."""
     clocks = sorted({CLOCKS[run.simulated] for method in comparison.methods for run in method.runs})
     words = {"steps": "steps", "seconds": f"{' or '.join(clocks)} seconds"}
     names = [method.name for method in comparison.methods]
@@ -155,7 +155,7 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def section(number: int, comparison: Comparison) -> page.Section:
-    """The section of one task."""
+    """Returns the section of one task."""
     own = f"task-{number}"
     runs = [run for method in comparison.methods for run in method.runs]
     sources = {method.name: [source(run) for run in method.runs] for method in comparison.methods}
@@ -168,7 +168,7 @@ def section(number: int, comparison: Comparison) -> page.Section:
 
 
 def source(run: Finished) -> page.Source:
-    """Origin of the figures of a run."""
+    """Returns the origin of the figures of a run."""
     where = page.in_words(run.summary.get("environment", {}))
     return page.Source(run.command or UNKNOWN, f"{run.folder}; {where}" if where else str(run.folder))
 
@@ -193,7 +193,7 @@ def write_page(
 def printed(
     comparisons: Sequence[Comparison], finished: Sequence[Finished], others: Sequence[Unfinished]
 ) -> list[Table]:
-    """All tables in the order in which they are printed."""
+    """Returns all tables in the order in which they are printed."""
     found = [table for comparison in comparisons for table in (results(comparison), settings(comparison)) if table]
     warned = warnings(finished)
     return [*found, *([warned] if warned else []), *([without_result(others)] if others else [])]

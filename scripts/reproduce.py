@@ -49,7 +49,7 @@ EVERYTHING, CLAIMS = "all", "claims"
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
-    """The exhibits with these names.
+    """Returns the exhibits with these names.
 
     Args:
         names: Names of exhibits, or "all".
@@ -93,7 +93,7 @@ def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, Measur
 
 
 def describe(exhibit: Exhibit) -> str:
-    """Entry of an exhibit in --list."""
+    """Returns the entry of an exhibit in --list."""
     costs = "; ".join(f"{scale}: {_cost(exhibit, scale)}" for scale in SCALES)
     return f"{exhibit.name}: {exhibit.title}\n  source: {exhibit.source}\n  shows: {exhibit.shows}\n  cost: {costs}"
 
@@ -124,7 +124,7 @@ def report(
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
-    """Command and folder or record behind a row.
+    """Returns the command and folder or record behind a row.
 
     Raises:
         ConfigError: If the exhibit has no such row.
@@ -154,7 +154,7 @@ def missing(jobs: Sequence[Job], store: RecordStore | None) -> list[Job]:
 
 
 def standing(exhibits: Sequence[Exhibit], scale: str, todo: Sequence[Job]) -> list[str]:
-    """Number of recorded jobs of each incomplete exhibit, if there are several exhibits."""
+    """Returns the number of recorded jobs of each incomplete exhibit, if there are several exhibits."""
     waiting, lines = set(todo), []
     for exhibit in exhibits if len(exhibits) > 1 else ():
         jobs = set(exhibit.jobs(scale))  # ids would compose every configuration again
@@ -198,7 +198,7 @@ def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
 
 
 def _keeper(arguments: argparse.Namespace) -> Ended:
-    """A callback that records each job when it ends, so that an interruption loses nothing."""
+    """Returns a callback that records each job when it ends, so that an interruption loses nothing."""
     store = RecordStore(arguments.records)
 
     def ended(job: Job, fault: SpardlError | None) -> None:

@@ -263,7 +263,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _last_error(logs: Path) -> str:
-    """Last error in a folder of logs, otherwise the last line."""
+    """Returns the last error in a folder of logs, otherwise the last line."""
     lines = [line for path in sorted(logs.iterdir()) for line in path.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or ["its log is empty"])[-1].strip()

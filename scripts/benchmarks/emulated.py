@@ -72,7 +72,7 @@ class Emulated(nn.Module):
 
 
 def from_profile(path: str, arguments: argparse.Namespace) -> Job:
-    """The model of a profile, with passes of ``--compute`` seconds in all."""
+    """Returns the model of a profile, with passes of ``--compute`` seconds in all."""
     profile = Profile.read(Path(path))
     if arguments.compute is not None:
         profile = profile.scaled(arguments.compute)

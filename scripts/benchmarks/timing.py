@@ -109,7 +109,7 @@ def _wait() -> None:
 
 
 def rows(seconds: Mapping[str, Sequence[float]], figures: Mapping[str, Mapping[str, float | str]]) -> list[Row]:
-    """Rows of the timings of ``interleaved``, with further figures by name."""
+    """Returns the rows of the timings of ``interleaved``, with further figures by name."""
     return [Row(name, found, figures.get(name, {})) for name, found in seconds.items()]
 
 

@@ -34,7 +34,7 @@ def _compared(task: Task, records: Records) -> Iterator[Row]:
 
 
 def _mean(task: Task, name: str | None, records: Records) -> Cell:
-    """Metric of a row over its seeds."""
+    """Returns the metric of a row over its seeds."""
     if name is None:
         return Cell("")
     found = task.results(task.line(name), records)
@@ -42,7 +42,7 @@ def _mean(task: Task, name: str | None, records: Records) -> Cell:
 
 
 def table_of(task: Task, records: Records, shown: Sequence[str] | None = None) -> Table:
-    """Table of a task with the recorded results.
+    """Returns the table of a task with the recorded results.
 
     Args:
         task: Task of the table.

@@ -94,7 +94,7 @@ class Job(ABC):
 
     @abstractmethod
     def find(self, outputs: Path) -> Outcome | None:
-        """The finished result, if the current code would give the same one."""
+        """Returns the finished result, if the current code would give the same one."""
 
     @abstractmethod
     def perform(self, outputs: Path) -> None:
@@ -106,11 +106,11 @@ class Job(ABC):
 
     @abstractmethod
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """Content of a record of the result, as JSON data."""
+        """Returns the content of a record of the result, as JSON data."""
 
     @abstractmethod
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """The result in a record; ``None`` if the job would no longer give it.
+        """Returns the result in a record; ``None`` if the job would no longer give it.
 
         Args:
             content: Content of the record.
@@ -118,7 +118,7 @@ class Job(ABC):
         """
 
     def failure(self, outputs: Path) -> Outcome | None:
-        """Failure of the last attempt, if it failed."""
+        """Returns the failure of the last attempt, if it failed."""
         path = _failures(outputs) / f"{self.id}.json"
         try:
             return Outcome(path, {}, json.loads(path.read_bytes())["reason"])
@@ -220,7 +220,7 @@ class Training(Job):
         return (*self._all, *(self.labels.words if self.labels else ()))
 
     def find(self, outputs: Path) -> Outcome | None:
-        """The finished result, if it is on disk."""
+        """Returns the finished result, if it is on disk."""
         run = finished_run(outputs, self.id)
         if run is None:
             return None
@@ -236,7 +236,7 @@ class Training(Job):
         return {"seed": self.config["seed"], **kept.contents(outcome.data, outcome.metrics)}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """The result in a record; ``None`` if the job would no longer give it."""
+        """Returns the result in a record; ``None`` if the job would no longer give it."""
         found = Outcome(where, content, made=content["environment"], lines=kept.events_in(content))
         return found if self.of_today(content) else None
 
@@ -254,7 +254,7 @@ class Training(Job):
 
 
 def _complaint(log: Path) -> str:
-    """The last error in the output of a run."""
+    """Returns the last error in the output of a run."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
@@ -293,7 +293,7 @@ class Computation(Job):
         return outputs / "computed" / f"{self.name}-{self.id}.json"
 
     def find(self, outputs: Path) -> Outcome | None:
-        """The finished result, if it is on disk."""
+        """Returns the finished result, if it is on disk."""
         path = self._file(outputs)
         try:
             return self.recalled(json.loads(path.read_bytes()), path)
@@ -306,7 +306,7 @@ class Computation(Job):
         return {**own, "environment": outcome.made, "result": outcome.data}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """The result in a record; ``None`` if the job would no longer give it."""
+        """Returns the result in a record; ``None`` if the job would no longer give it."""
         return Outcome(where, content["result"], made=content["environment"])
 
     def perform(self, outputs: Path) -> None:

@@ -33,7 +33,7 @@ class MeasuredPasses(NamedTuple):
         return f"{profile.compute:.3g} s for {profile.batch} examples on {profile.device} ({self.path.name})"
 
     def checked(self, model: str, entries: int) -> MeasuredPasses:
-        """The passes, if the model has the expected number of parameters.
+        """Returns the passes, if the model has the expected number of parameters.
 
         Args:
             model: Name of the model in --profile.
@@ -52,7 +52,7 @@ class MeasuredPasses(NamedTuple):
 
 
 def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
-    """Measured passes from the options --profile.
+    """Reads measured passes from the options --profile.
 
     Args:
         words: Values of the option, each ``MODEL=FILE``.
@@ -74,7 +74,7 @@ def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
 
 
 def said_of(name: str, assumed: Iterable[str], given: Mapping[str, MeasuredPasses]) -> str:
-    """A line on the effect of --profile on an exhibit.
+    """Returns a line on the effect of --profile on an exhibit.
 
     Args:
         name: Name of the exhibit.

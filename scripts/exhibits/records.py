@@ -56,7 +56,7 @@ class Record(NamedTuple):
     figures: Mapping[str, Any]
 
     def final(self, metric: str) -> float:
-        """Value of a metric after the last step; infinity if it was not finite."""
+        """Returns the value of a metric after the last step; infinity if it was not finite."""
         value = self.figures["final"].get(metric)
         return math.inf if value is None else float(value)
 
@@ -77,7 +77,7 @@ Records: TypeAlias = Mapping[str, Record]
 
 
 def unshippable(made: Mapping[str, Any]) -> str | None:
-    """The reason why results of this environment cannot be recorded, or ``None``."""
+    """Returns the reason why results of this environment cannot be recorded, or ``None``."""
     commit = made.get("commit")
     if commit is None:
         return "done with code of no known commit"
@@ -141,7 +141,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def on_record(path: Path) -> Records:
-    """Records of the trainings in a JSONL file, by command; empty if there is no such file."""
+    """Returns the records of the trainings in a JSONL file, by command; empty if there is no such file."""
     contents = read_records(path).values() if path.exists() else ()
     return {content["command"]: Record(content["command"], content) for content in contents if is_training(content)}
 
@@ -215,7 +215,7 @@ class RecordStore:
         return found
 
     def find(self, job: Job) -> Outcome | None:
-        """The recorded result of a job, or ``None``."""
+        """Returns the recorded result of a job, or ``None``."""
         if job.id not in self._found:
             return None
         path, content = self._found[job.id]

@@ -48,7 +48,7 @@ def _shown(tables: Sequence[Table]) -> str:
 
 
 def figure(exhibit: Frontier, results: Results, scale: str = SCALE) -> bytes:
-    """All panels in one picture, a row for each task, as PNG; see :func:`page` for the arguments."""
+    """Returns all panels in one picture, a row for each task, as PNG; see :func:`page` for the arguments."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
     check_drawing()

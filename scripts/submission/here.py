@@ -68,7 +68,7 @@ class Here(Place):
             return _run_all(submission, Site(**submission.site).at_once)
 
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """State of each job in the queue."""
+        """Returns the state of each job in the queue."""
         entries = {entry.job: entry for entry in submission.entries if entry.job}
         found = {job: Queued.RUNNING for job, entry in entries.items() if _is_held(submission.run_lock(entry))}
         if _is_held(_lock_file(submission)):

@@ -63,7 +63,7 @@ class Place(ABC):
         """States of the jobs of a submission; jobs that ended are missing."""
 
     def reasons(self, submission: Submission) -> Mapping[str, str]:
-        """Why jobs of a submission wait, by job, as far as the place says; may include the expected start."""
+        """Returns why jobs of a submission wait, by job, if known; may include the expected start."""
         return {}
 
     @abstractmethod

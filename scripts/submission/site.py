@@ -87,7 +87,7 @@ class Site:
             raise ConfigError(f"site.{name} must be a whole number, at least {least}, got {value}")
 
     def nodes(self, tasks: int) -> int:
-        """Number of nodes for a number of workers."""
+        """Returns the number of nodes for a number of workers."""
         return -(-tasks // self.workers_per_node)
 
 

@@ -97,7 +97,7 @@ def load(path: Path, shared: Definitions) -> Paper:
 
 @cache
 def load_all() -> tuple[Paper, ...]:
-    """All papers in the order of the report.
+    """Returns all papers in the order of the report.
 
     Raises:
         ConfigError: If a file is wrong, or two papers have an exhibit of the same name.
@@ -115,10 +115,10 @@ def load_all() -> tuple[Paper, ...]:
 
 
 def catalogue() -> Mapping[str, Exhibit]:
-    """All exhibits by name."""
+    """Returns all exhibits by name."""
     return {exhibit.name: exhibit for paper in load_all() for exhibit in paper.exhibits}
 
 
 def papers() -> Mapping[str, str]:
-    """The paper of each exhibit, by the exhibit's name."""
+    """Returns the paper of each exhibit, by the exhibit's name."""
     return {exhibit.name: paper.title for paper in load_all() for exhibit in paper.exhibits}

@@ -221,7 +221,7 @@ class _SecondHalf:
             self._works[number].resume()
 
     def arrived(self, local: int) -> bool:
-        """Whether the averages of all groups are complete on the local rank ``local``."""
+        """Returns whether the averages of all groups are complete on the local rank ``local``."""
         return len(self.averages[local]) == len(self._works)
 
     def missing(self, local: int) -> list[int]:
@@ -355,7 +355,7 @@ class InHalves(InBackward):
         self._second.resume(step.order[::-1])
 
     def _norm(self) -> float:
-        """Norm of the average, computed from the shard of each worker."""
+        """Returns the norm of the average, computed from the shard of each worker."""
         shards = [self._shards(local) for local in range(len(self._cluster.local_ranks))]
         length = self._gradient.layout.length
         # Fixed-point sums relative to the common peak: the norm then has the same bits for any number of workers.

@@ -161,7 +161,7 @@ def _corpus(tensors: Mapping[str, Tensor], part: str) -> Corpus:
 
 
 def pydocs_pieces(name: str, vocab_size: int) -> TextDataset:
-    """Placeholder data for text in BERT's word pieces: Python's language reference, with a vocabulary trained on it.
+    """Loads placeholder data for text in word pieces: Python's language reference, with a vocabulary trained on it.
 
     Args:
         name: Name of the data set that is replaced.

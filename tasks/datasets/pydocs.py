@@ -80,7 +80,7 @@ def load_pydocs_chars(vocab_size: int = 96) -> TextDataset:
 
 
 def pydocs_chars(name: str, vocab_size: int) -> TextDataset:
-    """Placeholder data for text in characters: the result of :func:`load_pydocs_chars`, with a caveat.
+    """Loads placeholder data for text in characters: as :func:`load_pydocs_chars`, with a caveat.
 
     Args:
         name: Name of the data set that is replaced.
@@ -98,7 +98,7 @@ def _characters(name: str, vocab_size: int, caveat: str | None = None) -> TextDa
 
 
 def pydocs_words(name: str, vocab_size: int) -> TextDataset:
-    """Placeholder data for text in words: the topics of :func:`load_pydocs` in lower case, one sentence per line.
+    """Loads placeholder data for text in words: topics of :func:`load_pydocs` in lower case, a sentence per line.
 
     Args:
         name: Name of the data set that is replaced.

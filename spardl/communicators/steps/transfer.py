@@ -105,7 +105,7 @@ class _CyclicOffsets:
         self._sums, self._first = _sums_of_two(tuple(sizes)), position
 
     def at(self, count: int) -> int:
-        """Sum of the first ``count`` sizes."""
+        """Returns the sum of the first ``count`` sizes."""
         return self._sums[self._first + count] - self._sums[self._first]
 
 

@@ -1,1 +1,1 @@
-"""Programs besides train.py, one per file, and the packages that they share."""
+"""Programs other than train.py, one per file, and the packages that they share."""

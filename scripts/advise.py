@@ -1,4 +1,4 @@
-"""Which method and schedule a model wants on a network: spardl advise.
+"""Recommends a method and a schedule for a model on a network: runs spardl advise.
 
 python scripts/advise.py scripts/profiles/resnet50.json --network 1gbit --workers 8
 python scripts/advise.py scripts/profiles/bert_base.json --network network.yaml --workers 16 --compute 0.2

@@ -1,4 +1,4 @@
-"""Runs a benchmark: one front for the programs scripts/bench_NAME.py, which also run on their own.
+"""Runs a benchmark by name: one of the programs scripts/bench_NAME.py, which can also be run directly.
 
 python scripts/bench.py --list
 python scripts/bench.py merge --entries 14700000 --density 0.01
@@ -25,7 +25,7 @@ BAD_INPUT = 2
 
 
 def benchmarks() -> dict[str, str]:
-    """The first line of each benchmark's docstring, by name."""
+    """Returns the first line of each benchmark's docstring, by name."""
     paths = sorted(Path(__file__).parent.glob(f"{PREFIX}*.py"))
     return {path.stem.removeprefix(PREFIX): _headline(path) for path in paths}
 
@@ -46,7 +46,7 @@ def run(name: str, words: list[str]) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if there is no such benchmark.
+        ConfigError: If there is no such benchmark.
     """
     known = benchmarks()
     if name not in known:

@@ -1,4 +1,4 @@
-r"""Metric against wall-clock time of one training with one way to average gradients.
+r"""Trains a model with one method of averaging gradients, and records its metric over wall-clock time.
 
 python scripts/netlab.py run --workers 4 --gbit 0.1 -- python scripts/bench_accuracy.py --case ddp --steps 240 \
     --train model=lstm_imdb,dataset=synthetic_imdb,dataset.vocab_size=20001,optimizer=adamw,training.batch_size=8
@@ -44,7 +44,7 @@ DIGITS = 5  # of seconds and figures, in files
 
 
 def begin(plan: Plan, case: str, seed: int, steps: int) -> PlainLoop:
-    """A model that is about to be trained for some steps, with the learning rates of the plan."""
+    """Returns a model that is ready to be trained for some steps, with the learning rates of the plan."""
     worker = Worker(dist.get_rank(), dist.get_world_size())
     per_epoch = plan.sampler(worker).steps_per_epoch
 
@@ -59,7 +59,7 @@ def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[di
 
     Args:
         plan: Plan of the training.
-        case: Way to average.
+        case: Method of averaging gradients.
         seed: Seed of weights, order and dropout.
         steps: Number of training steps.
         every: Steps between two tests; the last step is always tested.
@@ -84,12 +84,12 @@ def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[di
 
 
 def _plain(value: float) -> float | None:
-    """Value as JSON data; ``None`` if it is not finite."""
+    """Returns the value as JSON data; ``None`` if it is not finite."""
     return round(value, DIGITS) if math.isfinite(value) else None
 
 
 def summary(plan: Plan, arguments: argparse.Namespace, tests: list[dict[str, Any]]) -> dict[str, Any]:
-    """Results with the field names of a training's summary."""
+    """Returns the results with the field names of a training's summary."""
     entries = sum(parameter.numel() for parameter in plan.task.build_model().parameters())
     workers, last, own = dist.get_world_size(), tests[-1], {"step", "seconds", "sent"}
     caveat = getattr(getattr(plan.task, "dataset", None), "caveat", None)
@@ -127,9 +127,9 @@ def act(arguments: argparse.Namespace) -> None:
     """Trains as one worker; the first worker prints the results.
 
     Raises:
-        ConfigError: if a case or a choice of train.py does not exist, or this process is not a worker.
-        DataError: if the data are missing.
-        OSError: if the file cannot be written.
+        ConfigError: If a case or a choice of train.py does not exist, or this process is not a worker.
+        DataError: If the data are missing.
+        OSError: If the file cannot be written.
     """
     if "RANK" not in os.environ:
         raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")

@@ -1,4 +1,4 @@
-"""Step time, bytes and loss of one model under the DDP hooks of torch and of spardl, in turns.
+"""Measures step time, bytes and loss of one model with the DDP hooks of torch and of spardl.
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_hooks.py --json hooks.json
 python scripts/bench_hooks.py --read docs/results/torch-hooks.json --write docs/tables/torch-hooks.md
@@ -72,7 +72,7 @@ class Case(PlainLoop):
     """One case with its own model on one worker.
 
     Attributes:
-        turns: Timed turns.
+        turns: Measured repetitions of the case.
     """
 
     turns: list[Turn] = field(default_factory=list, kw_only=True)
@@ -83,7 +83,7 @@ class Case(PlainLoop):
         self.optimizer.zero_grad()  # frees memory for the gradients of other cases
 
     def last_loss(self) -> float:
-        """Mean training loss of all workers over the last steps."""
+        """Returns the mean training loss of all workers over the last steps."""
         last = torch.stack(self.losses[-LAST:]).double().mean()
         dist.all_reduce(last)
         return last.item() / self.worker.size
@@ -118,7 +118,7 @@ class Found:
             self.learned.setdefault(name, []).append(value)
 
     def row(self, metric: str) -> Row:
-        """Row of the results table."""
+        """Returns the row of the results table."""
         sent = f"{mean(self.sent) / 1e6:.3f}" if any(self.sent) else ""
         headers = {LOSS: LOSS, metric: f"test {metric}"}
         spreads = {header: _spread(self.learned.get(name, [])) for name, header in headers.items()}
@@ -164,7 +164,7 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
     """Measures all cases as one worker.
 
     Raises:
-        ConfigError: if a case or a choice of train.py does not exist.
+        ConfigError: If a case or a choice of train.py does not exist.
     """
     for case in arguments.cases:
         parsed(case)
@@ -185,8 +185,8 @@ def read(path: Path) -> dict[str, Any]:
     """Reads the results of an earlier run.
 
     Raises:
-        ConfigError: if the file was not written by --json.
-        OSError: if the file cannot be read.
+        ConfigError: If the file was not written by --json.
+        OSError: If the file cannot be read.
     """
     try:
         content: dict[str, Any] = json.loads(path.read_text())
@@ -200,8 +200,8 @@ def put(page: Path, content: str) -> str:
     """Replaces the text between the marks of a page.
 
     Raises:
-        ConfigError: if the page has no marks.
-        OSError: if the page cannot be read.
+        ConfigError: If the page has no marks.
+        OSError: If the page cannot be read.
     """
     try:
         return replace(page.read_text(), "hooks", content)
@@ -215,8 +215,8 @@ def act(arguments: argparse.Namespace) -> None:
     """Measures or reads results, then prints and writes them.
 
     Raises:
-        ConfigError: if a case or a choice of train.py does not exist, or this process is not a worker.
-        OSError: if a file cannot be read or written.
+        ConfigError: If a case or a choice of train.py does not exist, or this process is not a worker.
+        OSError: If a file cannot be read or written.
     """
     if arguments.read is None and "RANK" not in os.environ:
         raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")

@@ -1,8 +1,8 @@
-"""Import time of the library beyond torch and numpy.
+"""Measures the import time of the library in addition to that of torch and numpy.
 
 python scripts/bench_import.py --repeats 7
 
-Fresh interpreters import torch and numpy, and torch, numpy and spardl, in turns; figures are medians with minimum and
+New interpreters import torch and numpy with and without spardl, alternately; results are medians with minimum and
 maximum.
 """
 
@@ -24,7 +24,7 @@ print(time.perf_counter() - begun)
 
 
 def seconds(more: str) -> float:
-    """What the imports of a fresh interpreter take."""
+    """Returns the seconds that imports take in a new interpreter."""
     done = subprocess.run([sys.executable, "-c", PROGRAM.format(more=more)], capture_output=True, text=True, check=True)
     return float(done.stdout)
 

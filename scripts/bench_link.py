@@ -1,4 +1,4 @@
-"""Round-trip time and bandwidth of the links between workers.
+"""Measures round-trip time and bandwidth of the links between workers.
 
 python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 1 -- python scripts/bench_link.py
 torchrun --standalone --nproc-per-node 2 scripts/bench_link.py --throttle ethernet_1g
@@ -28,7 +28,7 @@ from spardl.diagnostics.doctor.peers import SHORT, ring, round_trip, seconds
 
 
 def measure(cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> dict[str, Any]:
-    """All figures as this worker sees them."""
+    """Returns all measurements of this worker."""
     rank, size, long = cluster.local_ranks[0], cluster.size, round(arguments.mb * 1e6)
     short, rounds = arguments.short_rounds, arguments.rounds
     found = {
@@ -40,7 +40,7 @@ def measure(cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> dict
 
 
 def show(found: dict[str, Any]) -> None:
-    """A table for people."""
+    """Formats the measurements as a table."""
     print("| | median ms | least | most |\n|---|---|---|---|")
     for name, times in found["seconds"].items():
         cells = [f"{1e3 * value:.3f}" for value in (median(times), min(times), max(times))]
@@ -52,7 +52,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """Reads the command line.
 
     Raises:
-        ConfigError: if it makes no sense.
+        ConfigError: If it makes no sense.
     """
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--mb", type=float, default=16.0, help="megabytes of a long message (16)")

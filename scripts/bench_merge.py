@@ -1,4 +1,4 @@
-"""Time to add sorted sparse vectors, compared with torch.
+"""Measures the time to add sorted sparse vectors, compared with torch.
 
 python scripts/bench_merge.py
 python scripts/bench_merge.py --entries 14700000 --density 0.01 --counts 2 4 16 --json merge.json
@@ -36,7 +36,7 @@ def coalesce(vectors: Sequence[SparseVector]) -> Tensor:
 
 
 def measure(vectors: Sequence[SparseVector], repetitions: int) -> list[Row]:
-    """One row for each way to add up."""
+    """Measures one row for each way to add vectors."""
     candidates: dict[str, Callable[[], object]] = {
         **{path: on_path(path, lambda: merge(vectors)) for path in PATHS},
         "coalesce": lambda: coalesce(vectors),

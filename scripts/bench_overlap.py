@@ -1,4 +1,4 @@
-"""Communication that each schedule hides, compared with the prediction of the timeline model.
+"""Measures how much communication each schedule overlaps, compared with the prediction of the timeline model.
 
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \
@@ -168,7 +168,7 @@ def measured_profile(arguments: argparse.Namespace) -> Profile:
 
 
 def compression(method: Method, cluster: ProcessGroupCluster, length: int) -> Linear:
-    """Computation time of a synchronization by number of entries, from the ledger."""
+    """Returns the computation time of a synchronization by number of entries, from the ledger."""
     (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
     sizes, seconds = [length // share for share in (64, 8, 1)], []
     for size in sizes:
@@ -192,7 +192,7 @@ def predict(case: Case, method: Method, profile: Profile, workers: int, network:
 
 
 def ideal_of(method: Method, profile: Profile, workers: int, gbit: float) -> float | None:
-    """Step time that counts only bytes at a bandwidth; ``None`` for a method without halves."""
+    """Returns the step time that counts only bytes at a bandwidth; ``None`` for a method without halves."""
     try:
         both = halves(method, workers, Network(alpha=0, gbit=gbit), lambda entries: 0.0)
     except ConfigError:

@@ -1,4 +1,4 @@
-"""Time to encode and decode sparse vectors, compared with the transfer time of the saved bytes.
+"""Measures the time to encode and decode sparse vectors, compared with the transfer time of the saved bytes.
 
 python scripts/bench_packing.py
 python scripts/bench_packing.py --entries 14700000 --densities 0.01 0.001 --types float32 bfloat16 --json packing.json
@@ -43,7 +43,7 @@ def plain_unpack(message: Tensor, length: int) -> SparseVector:
 
 
 def measure(vector: SparseVector, dtype: torch.dtype, repetitions: int) -> list[Row]:
-    """One row for each way to write, and to read."""
+    """Measures one row for each way to encode and to decode."""
     slot = Slot(len(vector), vector.length)
     message, plain = pack(vector, slot, dtype), plain_pack(vector)
     writing: dict[str, Callable[[], object]] = {
@@ -67,7 +67,7 @@ def measure(vector: SparseVector, dtype: torch.dtype, repetitions: int) -> list[
 
 
 def verdict(found: list[Row], dtype: torch.dtype) -> str:
-    """What the code costs beyond the plain one, and what the bytes that it saves take."""
+    """Compares the additional time of the encoding with the transfer time of the saved bytes, as text."""
     cost = {row.name: float(row.figures["ns/entry"]) for row in found}
     beyond = sum(cost[f"compiled {what}"] - cost[f"plain {what}"] for what in ("write", "read"))
     size = next(float(row.figures["bytes/entry"]) for row in found if row.name == "compiled write")

@@ -1,4 +1,4 @@
-"""Predicted iteration times of five models x six schedules x two networks at P = 64.
+"""Predicts iteration times of five models with six schedules on two networks, for P = 64 workers.
 
 python scripts/bench_schedules.py --markdown bench.md --json bench.json
 python scripts/bench_schedules.py --models resnet50
@@ -74,7 +74,7 @@ ASSUMED_COMPRESSION: Mapping[str, Linear] = MappingProxyType(
 
 
 def assumed_compression(workers: int) -> Mapping[str, Linear]:
-    """``ASSUMED_COMPRESSION`` scaled from 64 workers to another number: SparDL selects once per worker."""
+    """Returns ``ASSUMED_COMPRESSION`` scaled from 64 workers to another number: SparDL selects once per worker."""
     blocks, once = ASSUMED_COMPRESSION[SPARSE], ASSUMED_COMPRESSION["topka"]
     launches = once.fixed + (blocks.fixed - once.fixed) * workers / WORKERS
     return {**ASSUMED_COMPRESSION, SPARSE: replace(blocks, fixed=launches)}
@@ -109,10 +109,10 @@ class Device:
 
 
 def devices(models: Sequence[str]) -> list[Device]:
-    """The measured CPU and the assumed GPU.
+    """Returns the measured CPU and the assumed GPU.
 
     Raises:
-        ConfigError: if a profile cannot be read.
+        ConfigError: If a profile cannot be read.
     """
     measured = {model: Profile.read(PROFILES / f"{model}.json") for model in models}
     assumed = {
@@ -129,7 +129,7 @@ def devices(models: Sequence[str]) -> list[Device]:
 
 
 def assumed_gpu(models: Sequence[str], measured: Sequence[tuple[str, str, str]] = ()) -> Device:
-    """The assumed GPU of :func:`devices`, with measured profiles where they are given.
+    """Returns the assumed GPU of :func:`devices`, with measured profiles where they are given.
 
     Args:
         models: Names of the models.
@@ -142,7 +142,7 @@ def assumed_gpu(models: Sequence[str], measured: Sequence[tuple[str, str, str]] 
 
 @cache
 def sizes() -> Mapping[str, int]:
-    """Number of parameters of each model."""
+    """Returns the number of parameters of each model."""
     return MappingProxyType({model: sum(Profile.read(PROFILES / f"{model}.json").entries) for model in ASSUMED})
 
 
@@ -179,7 +179,7 @@ def cases(found: Sequence[Device]) -> Iterator[tuple[Device, str, str, Profile]]
 
 
 def bench(found: Sequence[Device], costs: Mapping[str, schedules.MethodCosts]) -> list[Row]:
-    """Seconds of an iteration under every schedule."""
+    """Returns the seconds of an iteration under every schedule."""
     return [
         Row(
             device.name,
@@ -233,13 +233,13 @@ def tables(rows: Sequence[Row]) -> str:
 
 
 def saving(row: Row) -> str:
-    """Saving of the last column, as a share of the best other column."""
+    """Returns the saving of the last column, as a share of the best other column."""
     *others, last = row.seconds.values()
     return f"{1 - last / min(others):.1%}"
 
 
 def used(found: Sequence[Device]) -> str:
-    """Table of the profiles behind the predictions."""
+    """Returns the table of the profiles behind the predictions."""
     header = ["profile", "device", "batch", "layers", "entries", "forward", "backward", "update"]
     body = [
         [
@@ -259,10 +259,10 @@ def used(found: Sequence[Device]) -> str:
 
 
 def sections() -> dict[str, str]:
-    """The generated sections of docs/tables/timeline.md.
+    """Returns the generated sections of docs/tables/timeline.md.
 
     Raises:
-        ConfigError: if a profile cannot be read.
+        ConfigError: If a profile cannot be read.
     """
     found, costs = devices(tuple(ASSUMED)), methods_costs()
     made = {"profiles": used(found), "schedules": tables(bench(found, costs)), "gains": tables(gains(found, costs))}
@@ -273,8 +273,8 @@ def write(arguments: argparse.Namespace) -> None:
     """Makes the tables.
 
     Raises:
-        ConfigError: if a profile cannot be read, or there is no such model.
-        OSError: if a file cannot be written.
+        ConfigError: If a profile cannot be read, or there is no such model.
+        OSError: If a file cannot be written.
     """
     found = devices(parse_names(arguments.models, tuple(ASSUMED), "--models"))
     costs = methods_costs()

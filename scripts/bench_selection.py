@@ -1,4 +1,4 @@
-"""Local cost of error feedback and exact top-k per step.
+"""Measures the local cost per step of error feedback and exact top-k.
 
 python scripts/bench_selection.py
 python scripts/bench_selection.py --entries 133000000 --density 0.001 --dtype bfloat16 --json selection.json

@@ -1,4 +1,4 @@
-"""Time and memory of a SparDL synchronization with many simulated workers in one process.
+"""Measures time and memory of a SparDL synchronization with many simulated workers in one process.
 
 python scripts/bench_simulated.py --workers 16,64,256 --entries 1000000
 python scripts/bench_simulated.py --workers 256 --entries 1000000 --settle 5
@@ -45,7 +45,7 @@ def synchronize(workers: int, length: int, density: float, steps: int, settle: i
 
 
 def measured(workers: int, arguments: argparse.Namespace) -> Row:
-    """One row, for a number of workers."""
+    """Measures one row, for a number of workers."""
     seconds = synchronize(workers, arguments.entries, arguments.density, arguments.repetitions, arguments.settle)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
     figures = {PER_WORKER: 1000 * median(seconds) / workers, MEMORY: peak}

@@ -1,4 +1,4 @@
-"""Quality and time of the count-sketch compressor, from which its defaults are chosen.
+"""Measures quality and time of the count-sketch compressor, to choose its defaults.
 
 python scripts/bench_sketch.py
 python scripts/bench_sketch.py --density 0.001 --rows 3 5 --columns 2 8 --candidates 4 16
@@ -36,14 +36,14 @@ ALONE = Worker(0, 1)
 def training(
     density: float, momentum: float, workers: int = 8, batch: int = 16, rate: float = 0.05
 ) -> Iterator[Tensor]:
-    """Trains ResNet-20 on the digits by exact top-k of the sum, and yields what the workers accumulated, added up.
+    """Trains ResNet-20 on the digits with exact top-k, and yields the sum of the workers' accumulated gradients.
 
     Args:
-        density: of the result.
-        momentum: each worker's, stopped where an entry is sent; 0 for gradients alone.
+        density: Share of the entries in the averaged gradient.
+        momentum: Momentum factor of each worker, reset for sent entries; 0 accumulates gradients without momentum.
         workers: Number of workers.
-        batch: images for each of them.
-        rate: learning rate.
+        batch: Images for each of them.
+        rate: Learning rate of SGD.
     """
     torch.manual_seed(1)
     source = torch.Generator().manual_seed(1)
@@ -93,7 +93,7 @@ def finish(program: Program[T]) -> T:
 
 
 def recovered(compressor: CountSketch, vector: Tensor, step: int) -> float:
-    """The mass of the entries that are found, compared with that of the largest ones."""
+    """Returns the total magnitude of the entries found / that of the largest entries."""
     context = Context(ALONE, Layout.flat(vector.numel()), step)
     program = compressor.rounds(
         Accumulator(vector.clone()), context, lambda tensor: Dense().total(ALONE, tensor), State()
@@ -105,7 +105,7 @@ def recovered(compressor: CountSketch, vector: Tensor, step: int) -> float:
 
 
 def print_quality(arguments: argparse.Namespace) -> None:
-    """A table: what each shape costs, and how much it recovers."""
+    """Prints a table of the cost and the recovered share of each shape."""
     sources = vectors(arguments.density, arguments.steps)
     print(f"density {arguments.density:g}; recovered mass at steps {arguments.steps}, mean (lowest)\n")
     print("| rows | columns / k | candidates / k | words / dense | " + " | ".join(sources) + " |")
@@ -121,7 +121,7 @@ def print_quality(arguments: argparse.Namespace) -> None:
 
 
 def print_speed(arguments: argparse.Namespace) -> None:
-    """A table: the milliseconds of a table and of a query, on one thread."""
+    """Prints the milliseconds to insert into a table and to query it, on one thread."""
     torch.set_num_threads(1)
     print("\n| entries | rows | insert, ms | query, ms |\n|---|---|---|---|")
     for length, rows in itertools.product(arguments.lengths, arguments.rows):
@@ -134,7 +134,7 @@ def print_speed(arguments: argparse.Namespace) -> None:
 
 
 def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    """The result, and the milliseconds of the fastest of a few runs."""
+    """Returns the result, and the milliseconds of the fastest of a few runs."""
     seconds = []
     for _ in range(5):
         started = time.perf_counter()

@@ -1,4 +1,4 @@
-"""Time of whole synchronizations over gloo, compared with torch and with the physical bound.
+"""Measures the time of whole synchronizations over gloo, compared with torch and with the physical bound.
 
 torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 4 scripts/bench_sync.py
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_sync.py --gbit 1
@@ -47,13 +47,13 @@ DENSE = "torch dense all-reduce"
 
 
 class Bucket:
-    """What torch's hooks need of a DDP bucket: the whole gradient, as one matrix."""
+    """Replacement for a DDP bucket, for torch's hooks: the whole gradient as one matrix."""
 
     def __init__(self, gradient: Tensor, side: int) -> None:
         self._buffer, self._side = gradient, side
 
     def buffer(self) -> Tensor:
-        """The gradient."""
+        """Returns the gradient."""
         return self._buffer
 
     def set_buffer(self, buffer: Tensor) -> None:
@@ -61,21 +61,21 @@ class Bucket:
         self._buffer = buffer
 
     def gradients(self) -> list[Tensor]:
-        """The largest square matrix that fits, and the rest."""
+        """Returns the largest square matrix that fits, and the rest."""
         square = self._side**2
         parts = [self._buffer[:square].view(self._side, self._side), self._buffer[square:]]
         return [part for part in parts if part.numel()]
 
     def parameters(self) -> list[Tensor]:
-        """Of the gradients' shapes."""
+        """Returns parameters with the shapes of the gradients."""
         return self.gradients()
 
     def index(self) -> int:
-        """It is the first bucket."""
+        """Returns 0: it is the first bucket."""
         return 0
 
     def is_last(self) -> bool:
-        """And the only one."""
+        """Returns true: it is the only bucket."""
         return True
 
 
@@ -83,9 +83,9 @@ class Ours:
     """One method of this library, step after step.
 
     Args:
-        method: which.
-        cluster: the workers.
-        length: of the gradient.
+        method: Method that averages the gradients.
+        cluster: Cluster that connects the workers.
+        length: Number of entries of the gradient.
     """
 
     def __init__(self, method: Method, cluster: ProcessGroupCluster, length: int) -> None:
@@ -114,7 +114,7 @@ class Ours:
         return self._method.average(self._cluster.local_workers[0], self._state, into)
 
     def taped(self, gradient: Tensor) -> list[Exchange]:
-        """The exchanges of one more step, with messages of zeros."""
+        """Records the exchanges of one more step, with messages of zeros."""
         tape: list[Exchange] = []
         self._method.accumulate(gradient, self._state)
         self._cluster.run_uncounted([_taped(self._program(), tape)])
@@ -135,7 +135,7 @@ def _taped(program: Program[Any], tape: list[Exchange]) -> Program[Any]:
 
 
 def replayed(tape: Sequence[Exchange]) -> Program[None]:
-    """The same messages, and nothing else."""
+    """Sends the same messages again, without any computation."""
     for exchange in tape:
         # Each gets a reply, which ``yield from`` a list would not take.
         _ = yield exchange
@@ -151,7 +151,7 @@ def tiny(tape: Sequence[Exchange]) -> Program[None]:
 
 
 def torchs(length: int) -> dict[str, Callable[[Tensor], object]]:
-    """What torch has, by name."""
+    """Returns the candidates of torch, by name."""
     side = math.isqrt(length)
     powersgd = powerSGD_hook.PowerSGDState(None, matrix_approximation_rank=4, start_powerSGD_iter=2)
     group: Any = dist.group.WORLD
@@ -172,14 +172,14 @@ def torchs(length: int) -> dict[str, Callable[[Tensor], object]]:
 
 
 def slowest(seconds: float) -> float:
-    """Of all workers."""
+    """Returns the seconds of the slowest worker."""
     found = torch.tensor(seconds, dtype=torch.float64)
     dist.all_reduce(found, op=dist.ReduceOp.MAX)
     return float(found)
 
 
 def timed(work: Callable[[], object]) -> float:
-    """Seconds of the slowest worker, all of whom begin at once."""
+    """Returns the seconds of the slowest worker, all of whom begin at once."""
     dist.barrier()
     began = time.perf_counter()
     work()
@@ -189,7 +189,7 @@ def timed(work: Callable[[], object]) -> float:
 def measure(
     candidates: Mapping[str, Callable[[Tensor], object]], gradients: Sequence[Tensor], turns: int
 ) -> dict[str, list[float]]:
-    """Seconds of each candidate's turns, interleaved."""
+    """Returns the seconds of each candidate's turns, interleaved."""
     seconds: dict[str, list[float]] = {name: [] for name in candidates}
     for turn in range(turns):
         for name, work in candidates.items():
@@ -232,16 +232,16 @@ HEADER += ["alone", "latency", "bytes at the bandwidth", "bound", "alone / bound
 
 
 def written(line: Sequence[str | float]) -> str:
-    """A row in Markdown."""
+    """Formats a row in Markdown."""
     cells = (f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in line)
     return f"| {' | '.join(cells)} |"
 
 
 def build(name: str, wire: str, density: float) -> Method:
-    """A method of this density, if it has one.
+    """Makes a method, with the given density if it has this option.
 
     Raises:
-        ConfigError: there is no such choice.
+        ConfigError: If there is no such choice.
     """
     words = ["warmup.steps=0", f"wire={wire}"]
     method = choices.build(name, *words)
@@ -251,7 +251,7 @@ def build(name: str, wire: str, density: float) -> Method:
 
 
 def gradients_of(rank: int, length: int) -> list[Tensor]:
-    """Some steps' gradients: a part that all workers share, and noise."""
+    """Returns some steps' gradients: a part that all workers share, and noise."""
     common = torch.randn(length, generator=torch.Generator().manual_seed(0))
     noise = torch.Generator().manual_seed(rank + 1)
     return [common + 0.5 * torch.randn(length, generator=noise) for _ in range(2)]

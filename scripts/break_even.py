@@ -1,12 +1,12 @@
-"""Prints the tables of docs/tables/break-even.md: which method wins on which network, as spardl.advise predicts it.
+"""Prints the tables of docs/tables/break-even.md: which method is fastest on which network, by spardl.advise.
 
 python scripts/break_even.py
 python scripts/break_even.py --measure compressing.json
 
-Each model is taken as measured on a CPU (scripts/profiles/), and with the shape of that profile stretched to the time
-that a GPU is ASSUMED to take (scripts/exhibits/kinds/gpu.py, scripts/bench_schedules.py). What compressing takes on the
-CPU was measured once, by --measure, and stands in scripts/profiles/break_even.json, so that the tables do not change
-from run to run. scripts/docs.py writes them into the page.
+Each model is predicted twice: as measured on a CPU (scripts/profiles/), and with that profile scaled to an ASSUMED GPU
+time (scripts/exhibits/kinds/gpu.py, scripts/bench_schedules.py). The time of compression on the CPU was measured once,
+with --measure, and is stored in scripts/profiles/break_even.json, so that the tables do not change from run to run.
+scripts/docs.py writes them into the page.
 """
 
 from __future__ import annotations
@@ -77,12 +77,12 @@ SECONDS: Mapping[str, float] = MappingProxyType(
 
 
 class Device(NamedTuple):
-    """What computes.
+    """A device type, with the profiles and compression times to predict for it.
 
     Attributes:
-        title: of its table.
-        profiles: by model.
-        compressing: what compressing takes, by number of workers.
+        title: Title of its table.
+        profiles: Layer times by model.
+        compressing: Compression times by number of workers.
     """
 
     title: str
@@ -91,7 +91,7 @@ class Device(NamedTuple):
 
 
 def label(name: str, options: Mapping[str, Any]) -> str:
-    """A method as the tables and the file of times call it."""
+    """Returns the name of a method in the tables and in the file of times."""
     return f"{name}, {options['teams']} teams" if options.get("teams", 1) > 1 else name
 
 
@@ -99,10 +99,10 @@ def label(name: str, options: Mapping[str, Any]) -> str:
 
 
 def measured(path: Path) -> Callable[[int], Compressing]:
-    """What --measure wrote.
+    """Reads the compression times that --measure wrote.
 
     Raises:
-        ConfigError: if it cannot be read; later, if it lacks a number of workers or a method.
+        ConfigError: If it cannot be read; later, if it lacks a number of workers or a method.
     """
     try:
         plain = read_json(path)["workers"]
@@ -124,7 +124,7 @@ def measured(path: Path) -> Callable[[int], Compressing]:
 
 
 def assumed(workers: int) -> Compressing:
-    """What a GPU is assumed to take."""
+    """Returns the compression times that a GPU is assumed to need."""
 
     def seconds(name: str, options: Mapping[str, Any]) -> Callable[[int], float]:
         if name not in COMPRESSING:
@@ -136,7 +136,7 @@ def assumed(workers: int) -> Compressing:
 
 
 def measure() -> dict[str, Any]:
-    """What this machine takes, on one core: every method that spardl.advise considers, as plain data."""
+    """Measures the compression times on one core, of every method that spardl.advise considers, as plain data."""
     found: dict[str, dict[str, Any]] = {}
     profile = Profile.read(PROFILES / "resnet20.json")
     for workers in WORKERS:
@@ -148,7 +148,7 @@ def measure() -> dict[str, Any]:
 
 
 def _line(choice: Choice, workers: int) -> dict[str, Any]:
-    """The least of some turns: whatever else a machine does takes time, and never gives any."""
+    """Fits a line to the shortest times, because other load only adds time."""
     method, sizes = spardl.make_method(choice.method, **choice.options), [total // workers for total in SIZES]
     turns = [measure_compression(method, workers, sizes)[1] for _ in range(TURNS)]
     seconds = [min(turn) for turn in zip(*turns, strict=True)]
@@ -161,7 +161,7 @@ def devices() -> Iterator[Device]:
     """The GPU as assumed, and the CPU as measured.
 
     Raises:
-        ConfigError: if a file cannot be read.
+        ConfigError: If a file cannot be read.
     """
     profiles = {model: Profile.read(PROFILES / f"{model}.json") for model in SECONDS}
     scaled = {model: profile.scaled(SECONDS[model]) for model, profile in profiles.items()}
@@ -173,14 +173,14 @@ def devices() -> Iterator[Device]:
 
 
 def gains(advice: Advice) -> tuple[Choice, float, float]:
-    """The fastest sparse choice, and how many times as fast as dense are it and the cast to 16 bits."""
+    """Returns the fastest sparse choice, its speedup over dense, and that of 16 bits."""
     dense, short = (next(choice for choice in advice.choices if choice.method == name) for name in (DENSE, SHORT))
     sparse = next(choice for choice in advice.choices if choice.method not in (DENSE, SHORT))
     return sparse, dense.seconds / sparse.seconds, dense.seconds / short.seconds
 
 
 def winner(advice: Advice) -> str:
-    """What to use, in a cell: the least that is lost for a clear gain."""
+    """Returns the recommended method as a cell: sparse if it is clearly faster, otherwise 16 bits or dense."""
     sparse, gain, cast = gains(advice)
     if gain >= CLEAR * max(1.0, cast):
         return f"{gain:.3g}x {label(sparse.method, sparse.options)}"
@@ -188,7 +188,7 @@ def winner(advice: Advice) -> str:
 
 
 def break_even(profile: Profile, workers: int, compressing: Compressing) -> str:
-    """The bandwidth under which a sparse method is clearly faster than dense and than 16 bits, in Gbit/s."""
+    """Returns the bandwidth below which a sparse method is clearly faster than dense and 16 bits, in Gbit/s."""
 
     def pays(gbit: float) -> bool:
         _, gain, cast = gains(advise(profile, Network(ALPHA, gbit), workers, compressing=compressing))
@@ -204,14 +204,14 @@ def break_even(profile: Profile, workers: int, compressing: Compressing) -> str:
 
 
 def row(model: str, profile: Profile, workers: int, compressing: Compressing) -> list[str]:
-    """The table's row of a model and a number of workers."""
+    """Returns the table row of a model and a number of workers."""
     cells = [winner(advise(profile, network, workers, compressing=compressing)) for network in NETWORKS.values()]
     name = f"{model}: {sum(profile.entries) / 1e6:.3g} M, {profile.compute:.3g} s"
     return [name, str(workers), *cells, break_even(profile, workers, compressing)]
 
 
 def table(device: Device) -> str:
-    """What wins with a device, for each model, network and number of workers."""
+    """Returns the table of recommended methods for a device, by model, network and number of workers."""
     header = ["model: parameters, computation", "workers", *NETWORKS, "sparse pays below (Gbit/s)"]
     compressing = {workers: device.compressing(workers) for workers in WORKERS}
     rows = [
@@ -223,10 +223,10 @@ def table(device: Device) -> str:
 
 
 def tables() -> str:
-    """The tables of all devices.
+    """Returns the tables of all devices.
 
     Raises:
-        ConfigError: if a file cannot be read.
+        ConfigError: If a file cannot be read.
     """
     return "\n\n".join(map(table, devices()))
 

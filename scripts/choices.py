@@ -1,4 +1,4 @@
-"""The methods that ``compressor=NAME`` can choose, built as the command line would build them."""
+"""Makes the methods that ``compressor=NAME`` can choose, as train.py would."""
 
 from __future__ import annotations
 
@@ -23,19 +23,19 @@ __all__ = ["build", "composed", "composing", "names"]
 
 
 def names() -> list[str]:
-    """All choices of the group ``compressor``, in alphabetical order."""
+    """Returns all choices of the group ``compressor``, in alphabetical order."""
     return sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.yaml"))
 
 
 @contextmanager
 def composing() -> Iterator[None]:
-    """Inside, configurations can be composed."""
+    """Context manager in which configurations can be composed."""
     with initialize_config_dir(str(CONFIGURATIONS), version_base="1.3"):
         yield
 
 
 def composed(*words: str) -> dict[str, Any]:
-    """The resolved configuration of a command line of train.py, as plain data; see :func:`composing`.
+    """Returns the resolved configuration of a command line of train.py, as plain data; see :func:`composing`.
 
     The choices of files are composed once, and values, which Hydra sets last, are set in a copy: 10 x faster.
     """
@@ -74,10 +74,10 @@ def _chosen(*words: str) -> DictConfig:
 
 
 def build(name: str, *overrides: str) -> Method:
-    """The method of a choice, with overrides as on the command line.
+    """Returns the method of a choice, with overrides as on the command line.
 
     Raises:
-        ConfigError: if there is no such choice, or the parts do not fit together.
+        ConfigError: If there is no such choice, or the parts do not fit together.
     """
     if name not in names():
         raise ConfigError(f"compressor={name} does not exist; choose one of {', '.join(names())}")

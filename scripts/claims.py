@@ -1,12 +1,12 @@
-"""Judges the claims of the papers by the results on disk, with verdicts by rule; see scripts/exhibits/claims/.
+"""Judges the claims of the papers by results on disk and fixed rules (scripts/exhibits/claims/).
 
 python scripts/claims.py
 python scripts/claims.py --outputs outputs --write claims.md
 python scripts/claims.py --outputs outputs --report report
 
-Runs nothing: scripts/reproduce.py makes missing results, which are not judged until then. A page (--write) is made of
-the records in the repository alone, as in any clone, unless --outputs names a folder of runs; otherwise results in
-outputs/ take precedence over records. scripts/docs.py writes and checks docs/tables/claims.md.
+Runs nothing: scripts/reproduce.py computes missing results; claims without results are not judged. A page (--write) is
+made from the records in the repository alone, unless --outputs names a folder of runs; otherwise results in outputs/
+take precedence over records. scripts/docs.py writes and checks docs/tables/claims.md.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def act(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if a record is invalid.
-        OSError: if the page or the report cannot be written.
+        ConfigError: If a record is invalid.
+        OSError: If the page or the report cannot be written.
     """
     exhibits, path = catalogue(), arguments.write
     outputs = arguments.outputs or (None if path else OUTPUTS)

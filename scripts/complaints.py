@@ -1,4 +1,4 @@
-"""Input errors of commands that compose configurations, reported in one line."""
+"""Reports input errors of commands that compose configurations, each in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds and words of every method, counted by the ledger and compared with the published formulas.
+"""Counts rounds and words of every method in a simulation, and compares them with the published formulas.
 
 python scripts/complexity.py
 python scripts/complexity.py --methods oktopk,spardl --workers 4,7,14
@@ -101,7 +101,7 @@ def show(bounds: Bounds) -> str:
 
 
 def layout_for(workers: int) -> Layout:
-    """A matrix and a vector of which ``DENSITY`` keeps ``KEPT_PER_WORKER`` entries for each worker."""
+    """Returns a matrix and a vector of which ``DENSITY`` keeps ``KEPT_PER_WORKER`` entries for each worker."""
     length = round(KEPT_PER_WORKER * workers / DENSITY)
     rows = workers
     columns = length // rows - 10
@@ -112,16 +112,16 @@ def measure(name: str, method: Method, workers: int, steps: Iterable[int] = rang
     """Runs some steps, and compares the counts with the formula.
 
     Args:
-        name: of the method.
-        method: without dense warm-up.
+        name: Name of the method.
+        method: Method without dense warm-up.
         workers: Number of workers (P).
-        steps: numbers of those to run, increasing.
+        steps: Numbers of those to run, increasing.
 
     Yields:
         A line for each kind of step, the kinds in the order of their first steps.
 
     Raises:
-        ConfigError: if the method does not support this number of workers.
+        ConfigError: If the method does not support this number of workers.
     """
     layout = layout_for(workers)
     groups: dict[tuple[Cost, Cost], list[tuple[int, Bounds, Bounds, Bounds, Bounds]]] = {}
@@ -140,16 +140,16 @@ def synchronized(
     """Synchronizes random gradients, without residual.
 
     Args:
-        method: without dense warm-up.
-        layout: of the gradients.
+        method: Method without dense warm-up.
+        layout: Shapes of the tensors in the gradients.
         workers: Number of workers (P).
-        steps: the numbers of the steps to run, increasing; those between are left out.
+        steps: The numbers of the steps to run, increasing; those between are left out.
 
     Yields:
         A step's number, and the cluster it ran in, and nothing else: on links of 1 Gbit/s, without latency.
 
     Raises:
-        ConfigError: if the method does not support this number of workers.
+        ConfigError: If the method does not support this number of workers.
     """
     method.communicator.check_workers(workers)
     states = [method.init_state(layout, torch.float32) for _ in range(workers)]
@@ -182,7 +182,7 @@ def _span(bounds: Sequence[Bounds]) -> Bounds:
 
 
 def lines(names: Sequence[str], workers: Sequence[int]) -> Iterator[Line]:
-    """All lines of the table, as they come."""
+    """Yields the lines of the table as soon as they are computed."""
     with choices.composing():
         for name in names:
             for size in workers:
@@ -190,16 +190,16 @@ def lines(names: Sequence[str], workers: Sequence[int]) -> Iterator[Line]:
 
 
 def _density(name: str) -> list[str]:
-    """The override that gives a method this script's density, if it has one."""
+    """Returns the override that gives a method this script's density, if it has one."""
     fields = vars(choices.build(name).compressor)
     return [f"compressor.density={DENSITY}"] if "density" in fields else []
 
 
 def workers_of(text: str) -> list[int]:
-    """Numbers of workers, with commas between them.
+    """Returns the numbers of workers, with commas between them.
 
     Raises:
-        ConfigError: if one is not a whole number, at least 1.
+        ConfigError: If one is not a whole number, at least 1.
     """
     if not all(part.isdecimal() and int(part) for part in text.split(",")):
         raise ConfigError(f"--workers must be a comma-separated list of positive integers, got {text!r}")

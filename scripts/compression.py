@@ -1,9 +1,10 @@
-"""Measures how long methods compress, and fits a line a + b * entries, which the timeline model reads.
+"""Measures the time of compression of methods, and fits a line a + b * entries for the timeline model.
 
 python scripts/compression.py --methods spardl,topka --workers 64 --out compression.json
 
-All workers synchronize random gradients in the simulated cluster. What counts is the time in which one worker
-selects, packs and merges, on one core; messages are free. It depends on the number of workers: a file holds for one.
+All workers synchronize random gradients in the simulated cluster. Only the time in which one worker selects, packs and
+merges on one core is measured; messages take no time. It depends on the number of workers, so a file is valid for one
+number.
 """
 
 from __future__ import annotations

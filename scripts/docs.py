@@ -6,8 +6,8 @@ python scripts/docs.py --write                   some minutes, most of them for 
 python scripts/docs.py --write docs/methods.md spardl/method/names.py     only these files
 
 Trains and measures nothing: figures come from the records in docs/results/, profiles in scripts/profiles/ and the
-methods themselves. docs/tables/claims.md is a Jinja2 template (docs/tables/claims.md.j2). In all other pages the tables
-stand between two marks, <!-- NAME: written by scripts/docs.py --> and <!-- end of NAME -->, and the rest is written by
+methods themselves. docs/tables/claims.md is a Jinja2 template (docs/tables/claims.md.j2). In all other pages, tables
+are between two marks, <!-- NAME: written by scripts/docs.py --> and <!-- end of NAME -->, and the rest is written by
 hand. A figure is drawn by --write; --check only requires that it exists.
 """
 
@@ -47,7 +47,7 @@ class Page(NamedTuple):
     """A generated page or a page with generated sections.
 
     Attributes:
-        source: What it is made from, for --list.
+        source: Description of the sources of the page, for --list.
         render: Gives the current text, from the text of the file ("" if the file does not exist).
     """
 
@@ -138,7 +138,7 @@ FIGURES: Mapping[str, Callable[[], bytes]] = MappingProxyType(
 
 
 def pages() -> dict[str, Page]:
-    """All generated pages by path, including every page that quotes tables of exhibits."""
+    """Returns all generated pages by path, including every page that quotes tables of exhibits."""
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "docs").rglob("*.md")}
     quoting = {name: QUOTING for name, text in texts.items() if quotes.MARK.search(text)}
     if both := quoting.keys() & PAGES.keys():
@@ -149,10 +149,10 @@ def pages() -> dict[str, Page]:
 
 
 def chosen(names: list[str], known: list[str]) -> list[str]:
-    """The named files, or all.
+    """Returns the named files, or all.
 
     Raises:
-        ConfigError: if a name is not that of a generated file.
+        ConfigError: If a name is not that of a generated file.
     """
     if wrong := [name for name in names if name not in known]:
         raise ConfigError(f"{wrong[0]} is not a generated file; choose one from python scripts/docs.py --list")
@@ -163,8 +163,8 @@ def stale(name: str, page: Page, *, write: bool) -> bool:
     """Whether a file is not current; with ``write``, it is written then.
 
     Raises:
-        ConfigError: if a mark or a record is invalid.
-        OSError: if the file cannot be read or written.
+        ConfigError: If a mark or a record is invalid.
+        OSError: If the file cannot be read or written.
     """
     path = ROOT / name
     before = path.read_text() if path.is_file() else ""
@@ -181,8 +181,8 @@ def act(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if a file is not generated, or a mark or a record is invalid.
-        OSError: if a file cannot be read or written.
+        ConfigError: If a file is not generated, or a mark or a record is invalid.
+        OSError: If a file cannot be read or written.
     """
     known = pages()
     names = chosen(arguments.files, [*known, *FIGURES])

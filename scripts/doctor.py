@@ -1,4 +1,4 @@
-"""Checks an installation and a cluster within a minute: spardl doctor.
+"""Checks an installation or a cluster within a minute: runs spardl doctor.
 
 python scripts/doctor.py                                         # four workers on this machine
 torchrun --nproc-per-node 4 scripts/doctor.py --out network.yaml # those that torchrun, or srun, starts

@@ -1,4 +1,4 @@
-"""Checks and measures the device path on one GPU, in one command.
+"""Checks and measures the library on one GPU, in one command.
 
 python scripts/gpu_check.py --json gpu-check.json
 python scripts/gpu_check.py --device cpu --entries 20000 --sections selection synchronization
@@ -71,7 +71,7 @@ SMALL = {"vocab_size": 64, "context": 16, "hidden_size": 16, "num_layers": 1, "n
 
 
 def timed(device: torch.device, work: Callable[[], object], turns: int) -> float:
-    """Median seconds of ``work`` after a warm-up."""
+    """Returns the median seconds of ``work`` after a warm-up."""
     clock, marks = Clock(device), []
     for turn in range(WARM + turns):
         clock.settle()
@@ -84,7 +84,7 @@ def timed(device: torch.device, work: Callable[[], object], turns: int) -> float
 
 
 def counted(device: torch.device, work: Callable[[], object]) -> dict[str, float | None]:
-    """Kernel launches (``None`` without a GPU) and host waits of one run of ``work``."""
+    """Returns the kernel launches (``None`` without a GPU) and host waits of one run of ``work``."""
     on_gpu = device.type == "cuda"
     with profile(activities=[ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_gpu else [])]) as profiler:
         for _ in range(TRACED):
@@ -96,7 +96,7 @@ def counted(device: torch.device, work: Callable[[], object]) -> dict[str, float
 
 
 def select(device: torch.device, entries: int, turns: int) -> list[dict[str, Any]]:
-    """Seconds of a selection, of torch.topk and of a copy, by type."""
+    """Returns the seconds of a selection, of torch.topk and of a copy, by type."""
     found = []
     for dtype in TYPES:
         random = torch.Generator(device).manual_seed(1)
@@ -118,7 +118,7 @@ def _top(values: Tensor, k: int) -> Tensor:
 
 
 def synchronize(device: torch.device, entries: int, turns: int) -> list[dict[str, Any]]:
-    """Seconds, bytes, launches, host waits and memory of a synchronization, by method."""
+    """Returns the seconds, bytes, launches, host waits and memory of a synchronization, by method."""
     cluster, found = ProcessGroupCluster(None, device), []
     layout = Layout.of([(entries // 100, 100)])
     for name, (method_name, options) in METHODS.items():
@@ -156,7 +156,7 @@ def _synchronization_of(method: Method, cluster: ProcessGroupCluster, layout: La
 
 
 def train(device: torch.device, sizes: Mapping[str, Any], turns: int) -> list[dict[str, Any]]:
-    """Seconds of a training step, and its peak memory, by way to average."""
+    """Returns the seconds of a training step, and its peak memory, by way to average."""
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook  # noqa: PLC0415
 
     from tasks.models.gpt import GptLanguageModel  # noqa: PLC0415 - transformers takes seconds to import
@@ -194,7 +194,7 @@ def _step_of(model: torch.nn.Module, rule: torch.optim.Optimizer, tokens: Tensor
 
 
 def examine(place: Place) -> dict[str, Any]:
-    """Results of the thorough checks of ``spardl doctor``, which prints its own lines."""
+    """Returns the results of the thorough checks of ``spardl doctor``, which prints its own lines."""
     with tempfile.TemporaryDirectory() as name:
         file = Path(name) / "doctor.json"
         examine_thoroughly(place.device, place.device, place.timeout, file)

@@ -1,4 +1,4 @@
-"""What else might help a sparse method to learn with Adam, tried on an ideal one: the top k of the sum of all workers.
+"""Tests what improves sparse training with Adam, with an ideal compressor: the top k of the sum of all workers.
 
 python scripts/idealized.py                      all rows, some 15 minutes
 python scripts/idealized.py --only quota --steps 100 --seeds 1 2
@@ -31,17 +31,17 @@ DECAY, SQUARES, WEIGHT_DECAY, EPS = 0.98, 0.95, 0.01, 1e-8
 
 @dataclass(frozen=True)
 class Variant:
-    """Adam's second moment moved before compression, with a residual that decays, and what may come on top.
+    """Local Adam update (second moment before compression) with a decaying residual, and optional changes.
 
     Attributes:
-        rates: learning rates.
-        density: share of the entries that is sent.
-        decay: share of the residual that is left in the next step.
-        frozen_after: steps after which the second moment stays as it is; ``None``: never.
-        exempt: whether vectors (norms and biases) are sent whole.
-        quota: whether each tensor sends its own share.
-        inertia: momentum of the average.
-        raw: whether gradients are carried and sent, chosen by the size of the update that they would make; then Adam
+        rates: Learning rates to try.
+        density: Share of the entries that is sent.
+        decay: Share of the residual that is left in the next step.
+        frozen_after: Steps after which the second moment stays as it is; ``None``: never.
+        exempt: Whether vectors (norms and biases) are sent whole.
+        quota: Whether each tensor sends its own share.
+        inertia: Momentum of the average.
+        raw: Whether gradients are carried and sent, chosen by the size of the update that they would make; then Adam
             sees their average.
     """
 
@@ -114,12 +114,12 @@ class Workers:
         return sizes.topk(min(wanted, self.entries)).indices
 
     def coast(self, average: Tensor, step: int) -> Tensor:
-        """The average, with momentum."""
+        """Returns the average, with momentum."""
         self.first.mul_(self.variant.inertia).add_(average, alpha=1 - self.variant.inertia)
         return self.first
 
     def adam(self, average: Tensor, step: int) -> Tensor:
-        """Adam's update of an average of gradients, without a first moment."""
+        """Returns Adam's update of an average of gradients, without a first moment."""
         self.second.lerp_(average**2, 1 - SQUARES)
         divisor: Tensor = (self.second / (1 - SQUARES**step)).sqrt() + EPS
         return average / divisor
@@ -138,7 +138,7 @@ def loss_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def gradient_of(model: nn.Module, batch: Tensor) -> Tensor:
-    """One worker's, clipped, shape (n,)."""
+    """Returns the clipped gradient of one worker, shape (n,)."""
     model.zero_grad()
     loss_of(model, batch).backward()
     clip_grad_norm_(model.parameters(), 1.0)
@@ -146,7 +146,7 @@ def gradient_of(model: nn.Module, batch: Tensor) -> Tensor:
 
 
 def schedule(done: float) -> float:
-    """The share of the learning rate when so much of the training is done."""
+    """Returns the factor of the learning rate when a share of the training is done."""
     return done / 0.2 if done < 0.2 else (1 + math.cos(math.pi * (done - 0.2) / 0.8)) / 2
 
 
@@ -171,7 +171,7 @@ def fit(variant: Variant, rate: float, seed: int, steps: int, width: int) -> tup
 
 @torch.no_grad()
 def validation(model: nn.Module, text: Tensor) -> float:
-    """The mean loss of all whole windows."""
+    """Returns the mean loss of all whole windows."""
     rows = text[: len(text) // (WINDOW + 1) * (WINDOW + 1)].view(-1, WINDOW + 1)
     model.eval()
     return sum(float(loss_of(model, part)) * len(part) for part in rows.split(64)) / len(rows)

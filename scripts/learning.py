@@ -1,4 +1,4 @@
-"""Learning cost of compression: trains the rows of the tables in scripts/evidence/learning.yaml.
+"""Measures the learning cost of compression: trains the rows of the tables in scripts/evidence/learning.yaml.
 
 python scripts/learning.py                          print the tables and the number of missing runs
 python scripts/learning.py --run --jobs 2           train missing runs; an interrupted command continues
@@ -85,7 +85,7 @@ def run(tasks: Sequence[Task], path: Path, outputs: Path, jobs: int) -> int:
 
 
 def sections(records: Records) -> dict[str, dict[str, Table]]:
-    """The tables of each page by section, from the current records; pages by their paths in the repository."""
+    """Returns the tables of each page by section, from the current records; pages by their paths in the repository."""
     tasks = {task.name: task for task in tasks_in(PLANS)}
     found = {PAGE: {name: table_of(task, records) for name, task in tasks.items()}}
     found[PAGE]["learning"] = summary_of([*tasks.values()], records)
@@ -96,7 +96,7 @@ def sections(records: Records) -> dict[str, dict[str, Table]]:
 
 
 def page(name: str, text: str, records: Records) -> str:
-    """A page with its tables replaced.
+    """Returns a page with its tables replaced.
 
     Args:
         name: Path of the page in the repository.
@@ -104,7 +104,7 @@ def page(name: str, text: str, records: Records) -> str:
         records: Records of all trainings.
 
     Raises:
-        ConfigError: if the page lacks a section.
+        ConfigError: If the page lacks a section.
     """
     for section, table in sections(records)[name].items():
         text = replace(text, section, f"\n{markdown(without_missing(table))}")
@@ -118,7 +118,7 @@ def act(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if a table does not exist, trainings could not be recorded, or options exclude each other.
+        ConfigError: If a table does not exist, trainings could not be recorded, or options exclude each other.
     """
     if arguments.seeds is not None and not arguments.run:
         raise ConfigError("--seeds has no effect without --run; add --run or remove --seeds")
@@ -147,7 +147,7 @@ def check(tasks: Sequence[Task], records: Records) -> None:
     """Checks that all records are of the runs that their commands now stand for.
 
     Raises:
-        ConfigError: if some are not.
+        ConfigError: If some are not.
     """
     with choices.composing():
         if found := stale(tasks, records):

@@ -66,7 +66,7 @@ def demand(packages: Mapping[str, str]) -> None:
         packages: Debian package of each program.
 
     Raises:
-        LabError: if a program is missing.
+        LabError: If a program is missing.
     """
     missing = [name for name in packages if not tool(name)]
     if missing:
@@ -75,13 +75,13 @@ def demand(packages: Mapping[str, str]) -> None:
 
 
 def isolation(user_namespace: bool) -> list[str]:
-    """Command prefix that starts a process in new namespaces.
+    """Returns the command prefix that starts a process in new namespaces.
 
     Args:
         user_namespace: Whether to use a user namespace even as root, who does not need one.
 
     Raises:
-        LabError: if this machine does not allow new namespaces.
+        LabError: If this machine does not allow new namespaces.
     """
     refusals = []
     for way in [PRIVATE_USER] if user_namespace or os.geteuid() else [PRIVATE, PRIVATE_USER]:
@@ -102,7 +102,7 @@ def run(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        LabError: if an option is invalid, or this machine cannot run a lab.
+        LabError: If an option is invalid, or this machine cannot run a lab.
     """
     lab = Lab(arguments.workers, arguments.gbit, arguments.timeout, arguments.delay_ms)
     if not arguments.command:
@@ -150,7 +150,7 @@ def clean() -> int:
         The exit code.
 
     Raises:
-        LabError: if a lab belongs to another user, or its processes do not end.
+        LabError: If a lab belongs to another user, or its processes do not end.
     """
     orphans = [(process, launcher) for process, launcher in labs() if launcher not in ancestors(process)]
     for process, _ in orphans:
@@ -201,7 +201,7 @@ class Parser(argparse.ArgumentParser):
     """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Refuses.
+        """Raises an error for an invalid command line.
 
         Raises:
             LabError: always.
@@ -213,7 +213,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """Reads the command line; what follows ``--`` is the command of the workers.
 
     Raises:
-        LabError: if it makes no sense.
+        LabError: If it makes no sense.
     """
     split = words.index("--") if "--" in words else len(words)
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -1,4 +1,4 @@
-"""Measures how long the layers of a model take, and writes the profile that the timeline model reads: spardl profile.
+"""Measures the computation times of a model's layers, and writes them as a profile: runs spardl profile.
 
 python scripts/profile_model.py torchvision:resnet50 --batch 8 --out resnet50.json
 python scripts/profile_model.py timm:inception_v4 --batch 4 --out inception_v4.json
@@ -41,7 +41,7 @@ BERT_SIZES: Mapping[str, Mapping[str, int]] = MappingProxyType(
 
 
 def from_transformers(name: str, sizes: Sizes) -> Job:
-    """BERT with its pre-training heads, on random tokens, all of which are to be predicted."""
+    """Returns BERT with its pre-training heads, on random tokens, all of which are to be predicted."""
     if name not in BERT_SIZES:
         raise ConfigError(f"transformers:{name} does not exist; choose one of {', '.join(BERT_SIZES)}")
     shape = (sizes.batch, sizes.seq)
@@ -58,14 +58,14 @@ def from_transformers(name: str, sizes: Sizes) -> Job:
 
 
 def _bert_loss(model: nn.Module, data: Mapping[str, Tensor]) -> Tensor:
-    """Of all words, as DeAR's benchmark asks for them, and of the pairs."""
+    """Returns the loss of all words, as in DeAR's benchmark, and of the pairs."""
     inputs = {name: tensor for name, tensor in data.items() if name != "next"}
     words, pairs = model(**inputs)
     return F.cross_entropy(words, data["input_ids"].flatten()) + F.cross_entropy(pairs, data["next"])
 
 
 def from_train(words: str, sizes: Sizes) -> Job:
-    """What train.py would train with these choices."""
+    """Returns the model that train.py would train with these choices."""
     with choices.composing():
         try:
             plain = choices.composed(*words.split(","))

@@ -59,7 +59,7 @@ UNKNOWN = "the command was not recorded; config.yaml holds every setting"
 
 
 def results(comparison: Comparison) -> Table:
-    """Metric and cost of the runs of one task, one row per method."""
+    """Returns the metric and cost of the runs of one task, one row per method."""
     return Table(comparison.title, COLUMNS, [_row(method) for method in comparison.methods])
 
 
@@ -103,7 +103,7 @@ def warnings(runs: Sequence[Finished]) -> Table | None:
 
 
 def basis(runs: Sequence[Finished]) -> Basis:
-    """Simulated, measured and assumed quantities of the runs."""
+    """Returns the simulated, measured and assumed quantities of the runs."""
     virtual = sum(run.simulated for run in runs)
     if not virtual:
         return Basis("nothing", "training, and its seconds", "nothing")
@@ -114,7 +114,7 @@ def basis(runs: Sequence[Finished]) -> Basis:
 
 
 def pictures(comparison: Comparison, wanted: Sequence[str] = ("steps", "seconds")) -> list[Picture]:
-    """The metric against steps and against seconds, in panels of a few methods.
+    """Returns the metric against steps and against seconds, in panels of a few methods.
 
     Args:
         comparison: Runs of the task.
@@ -165,7 +165,7 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
 
 
 def section(number: int, comparison: Comparison) -> page.Section:
-    """The section of one task."""
+    """Returns the section of one task."""
     own = f"task-{number}"
     runs = [run for method in comparison.methods for run in method.runs]
     sources = {method.name: [source(run) for run in method.runs] for method in comparison.methods}
@@ -178,7 +178,7 @@ def section(number: int, comparison: Comparison) -> page.Section:
 
 
 def source(run: Finished) -> page.Source:
-    """Origin of the figures of a run."""
+    """Returns the origin of the figures of a run."""
     where = page.in_words(run.summary.get("environment", {}))
     return page.Source(run.command or UNKNOWN, f"{run.folder}; {where}" if where else str(run.folder))
 
@@ -203,7 +203,7 @@ def write_page(
 def printed(
     comparisons: Sequence[Comparison], finished: Sequence[Finished], others: Sequence[Unfinished]
 ) -> list[Table]:
-    """All tables in the order in which they are printed."""
+    """Returns all tables in the order in which they are printed."""
     found = [table for comparison in comparisons for table in (results(comparison), settings(comparison)) if table]
     warned = warnings(finished)
     return [*found, *([warned] if warned else []), *([without_result(others)] if others else [])]
@@ -277,7 +277,7 @@ def written(write: Callable[[], None], draws: bool) -> int:
     """Writes files, and returns the exit code.
 
     Args:
-        write: Writes the files.
+        write: Function that writes the files.
         draws: Whether it needs matplotlib.
     """
     try:

@@ -49,14 +49,14 @@ EVERYTHING, CLAIMS = "all", "claims"
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
-    """The exhibits with these names.
+    """Returns the exhibits with these names.
 
     Args:
         names: Names of exhibits, or "all".
         seeds: Number of seeds; ``None`` keeps those of each exhibit.
 
     Raises:
-        ConfigError: if an exhibit does not exist or has no seeds to choose.
+        ConfigError: If an exhibit does not exist or has no seeds to choose.
     """
     if seeds is not None and seeds < 1:
         raise ConfigError(f"--seeds must be at least 1, got {seeds}")
@@ -69,7 +69,7 @@ def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
 
 
 def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, MeasuredPasses]) -> list[Exhibit]:
-    """The exhibits with measured GPU times in place of assumed ones; prints what that changes in each.
+    """Returns the exhibits with measured GPU times in place of assumed ones; prints the changes.
 
     Args:
         exhibits: Chosen exhibits.
@@ -77,7 +77,7 @@ def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, Measur
         given: Measured times by model.
 
     Raises:
-        ConfigError: if no exhibit assumes the times of a given model, or the model has another size.
+        ConfigError: If no exhibit assumes the times of a given model, or the model has another size.
     """
     if not given:
         return list(exhibits)
@@ -93,7 +93,7 @@ def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, Measur
 
 
 def describe(exhibit: Exhibit) -> str:
-    """Entry of an exhibit in --list."""
+    """Returns the entry of an exhibit in --list."""
     costs = "; ".join(f"{scale}: {_cost(exhibit, scale)}" for scale in SCALES)
     return f"{exhibit.name}: {exhibit.title}\n  source: {exhibit.source}\n  shows: {exhibit.shows}\n  cost: {costs}"
 
@@ -124,10 +124,10 @@ def report(
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
-    """Command and folder or record behind a row.
+    """Returns the command and folder or record behind a row.
 
     Raises:
-        ConfigError: if the exhibit has no such row.
+        ConfigError: If the exhibit has no such row.
     """
     results = Results.on_disk(outputs, exhibit.jobs(scale), store)
     tables = exhibit.tables(scale, results)
@@ -154,7 +154,7 @@ def missing(jobs: Sequence[Job], store: RecordStore | None) -> list[Job]:
 
 
 def standing(exhibits: Sequence[Exhibit], scale: str, todo: Sequence[Job]) -> list[str]:
-    """Number of recorded jobs of each incomplete exhibit, if there are several exhibits."""
+    """Returns the number of recorded jobs of each incomplete exhibit, if there are several exhibits."""
     waiting, lines = set(todo), []
     for exhibit in exhibits if len(exhibits) > 1 else ():
         jobs = set(exhibit.jobs(scale))  # ids would compose every configuration again
@@ -198,7 +198,7 @@ def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
 
 
 def _keeper(arguments: argparse.Namespace) -> Ended:
-    """A callback that records each job when it ends, so that an interruption loses nothing."""
+    """Returns a callback that records each job when it ends, so that an interruption loses nothing."""
     store = RecordStore(arguments.records)
 
     def ended(job: Job, fault: SpardlError | None) -> None:
@@ -246,7 +246,7 @@ def act(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if a name does not exist, or options exclude each other.
+        ConfigError: If a name does not exist, or options exclude each other.
     """
     if arguments.list:
         print("\n".join(map(describe, catalogue().values())))

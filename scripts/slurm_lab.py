@@ -114,7 +114,7 @@ class Lab:
         """Runs a command of Slurm.
 
         Raises:
-            LabError: if it does not answer in time.
+            LabError: If it does not answer in time.
         """
         try:
             return subprocess.run(
@@ -163,7 +163,7 @@ def up(lab: Lab, nodes: int) -> None:
         nodes: Number of virtual nodes.
 
     Raises:
-        LabError: if the lab cannot be set up; no files or processes remain.
+        LabError: If the lab cannot be set up; no files or processes remain.
     """
     if not 1 <= nodes <= MOST_NODES:
         raise LabError(f"--nodes must be from 1 to {MOST_NODES}, got {nodes}")
@@ -263,7 +263,7 @@ def _free_ports(count: int) -> list[int]:
 
 
 def _last_error(logs: Path) -> str:
-    """Last error in a folder of logs, otherwise the last line."""
+    """Returns the last error in a folder of logs, otherwise the last line."""
     lines = [line for path in sorted(logs.iterdir()) for line in path.read_text(errors="replace").splitlines()]
     errors = [line for line in lines if "error" in line.lower()]
     return (errors or lines or ["its log is empty"])[-1].strip()
@@ -281,7 +281,7 @@ def down(lab: Lab) -> None:
     """Cancels all jobs, ends all daemons and removes the folder, even if the setup was interrupted.
 
     Raises:
-        LabError: if the folder is not that of a lab.
+        LabError: If the folder is not that of a lab.
     """
     if lab.folder.exists() and not _is_ours(lab):
         raise LabError(f"--folder {lab.folder} was not created by this script and is kept; pass the folder of the lab")
@@ -347,7 +347,7 @@ def env(lab: Lab) -> None:
     """Prints shell commands that set the environment variables of the lab.
 
     Raises:
-        LabError: if the lab does not exist.
+        LabError: If the lab does not exist.
     """
     if not lab.configuration.exists():
         raise LabError(f"no lab in {lab.folder}; start one with: python scripts/slurm_lab.py up")

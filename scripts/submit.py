@@ -66,7 +66,7 @@ def submit(arguments: argparse.Namespace) -> int:
         The exit code.
 
     Raises:
-        ConfigError: if the input is invalid; nothing is submitted then.
+        ConfigError: If the input is invalid; nothing is submitted then.
     """
     from scripts import choices  # noqa: PLC0415 - imports everything that training needs
     from scripts.submission.sweeps import Planned, expand, plan, read_commands  # noqa: PLC0415
@@ -175,7 +175,7 @@ def logs(submission: Submission, place: Place, arguments: argparse.Namespace) ->
     """Prints the log of one run, or of all runs that did not end well.
 
     Raises:
-        ConfigError: if there is no such run.
+        ConfigError: If there is no such run.
     """
     numbers = range(1, len(submission.entries) + 1)
     if arguments.run is not None and arguments.run not in numbers:

@@ -1,4 +1,4 @@
-"""Predicts the time of a training step under every schedule, from profiles and a network: spardl timeline.
+"""Predicts the time of a training step under every schedule, from profiles and a network: runs spardl timeline.
 
 python scripts/timeline.py scripts/profiles/resnet50.json --workers 64 --network ethernet_10g
 python scripts/timeline.py scripts/profiles/resnet50.json --compute 0.22 --schedules wfbp,dear --picture timeline.png

@@ -1,4 +1,4 @@
-"""Sends runs to W&B that were logged offline, and rebuilds lost ones from their run folders.
+"""Uploads runs that were logged offline to W&B, and rebuilds lost W&B runs from run folders.
 
 python scripts/wandb_sync.py outputs
 python scripts/wandb_sync.py outputs --dry-run
@@ -34,10 +34,10 @@ MARK = ".synced"
 
 
 def offline_runs(folders: Sequence[Path]) -> list[Path]:
-    """What W&B wrote in run folders, or folders of run folders, and has not sent yet.
+    """Returns the folders of offline W&B runs, in run folders or folders of these, that are not uploaded yet.
 
     Raises:
-        ConfigError: one of the folders is not there.
+        ConfigError: If one of the folders does not exist.
     """
     for folder in folders:
         if not folder.is_dir():
@@ -68,13 +68,13 @@ def rebuild(folders: Sequence[Path]) -> int:
     """Writes an offline W&B run for every run folder; a resumed run continues it.
 
     Args:
-        folders: run folders, or folders of them.
+        folders: Run folders, or folders of them.
 
     Returns:
         How many could not be rebuilt.
 
     Raises:
-        ConfigError: if there is no folder with metrics.
+        ConfigError: If there is no folder with metrics.
     """
     found = sorted({path.parent for folder in folders for path in folder.rglob("metrics.jsonl")})
     if not found:
@@ -116,13 +116,13 @@ def _rebuilt(folder: Path) -> Path:
 
 
 def sync(folders: Sequence[Path], timeout: float, dry_run: bool) -> int:
-    """Sends all runs, one after the other, and says how it goes.
+    """Uploads all runs, one after the other, and prints the outcome.
 
     Returns:
         How many could not be sent.
 
     Raises:
-        ConfigError: a folder is not there, or this machine is not logged in.
+        ConfigError: If a folder does not exist, or this machine is not logged in.
     """
     runs = offline_runs(folders)
     if dry_run or not runs:

@@ -1,4 +1,4 @@
-"""BERT pre-training: masked language modeling and next-sentence prediction."""
+"""Task: pre-training of BERT by masked language modeling and next-sentence prediction."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ SHORTEST = 8
 
 
 class BertPretraining(Task):
-    """Masked-token and next-sentence prediction, judged by the masked tokens' loss.
+    """Prediction of masked tokens and of next sentences, evaluated by the loss of the masked tokens.
 
     Args:
-        model: builds the network from ``tokens`` and ``seq_len``, as
+        model: Function that builds the network from ``tokens`` and ``seq_len``, as
             :func:`tasks.models.bert.bert_for_pretraining` does.
-        dataset: text with at least two documents in each split.
-        seq_len: length of a sequence, its three special tokens included.
-        mask_fraction: share of a sequence's word pieces to guess.
+        dataset: Data set of text with at least two documents in each split.
+        seq_len: Number of tokens in a sequence, including three special tokens.
+        mask_fraction: Share of the word pieces in a sequence to predict.
 
     Raises:
-        ConfigError: the data set holds no text, or not with BERT's special tokens, or too few documents, or an
-            option is out of range.
+        ConfigError: If the data set contains no text with BERT's special tokens, or too few documents, or an option is
+            out of range.
 
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1.
     """
@@ -78,26 +78,26 @@ class BertPretraining(Task):
         """Builds the network for the data set's vocabulary and the sequence length.
 
         Raises:
-            ConfigError: the network's vocabulary or position table is too small.
+            ConfigError: If the network's vocabulary or position table is too small.
         """
         return self.model(tokens=self.vocab_size, seq_len=self.seq_len)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean loss per masked token plus mean loss per pair, in nats."""
+        """Returns the mean loss per masked token plus the mean loss per pair, in nats."""
         placed = place(batch, model)
         words, labels, pairs = _guess(model, placed)
         return F.cross_entropy(words, labels) + F.cross_entropy(pairs, placed["next_sentence_label"])
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Summed losses in nats, hits and counts, as ``sums`` names them: float64, on the model's device."""
+        """Returns summed losses in nats and counts, as named by ``sums``: float64, shape (len(sums),)."""
         placed = place(batch, model)
         words, labels, pairs = _guess(model, placed)
         loss, hits, count = score(words, labels)
         return torch.stack([loss, count, hits, *score(pairs, placed["next_sentence_label"])])
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """``loss`` (``mlm_loss`` plus ``nsp_loss``), each loss in nats, and both accuracies as fractions."""
+        """Returns ``loss`` (``mlm_loss`` plus ``nsp_loss``), all in nats, and both accuracies as fractions."""
         mlm_loss = sums["mlm_loss"] / sums["masked"]
         nsp_loss = sums["nsp_loss"] / sums["examples"]
         return {
@@ -110,7 +110,7 @@ class BertPretraining(Task):
 
 
 def _guess(model: nn.Module, batch: Batch) -> tuple[Tensor, Tensor, Tensor]:
-    """Scores of the words to guess, what these are, and scores of the pairs."""
+    """Returns the logits of masked words, the masked words, and the logits of pairs."""
     places = batch["labels"] != IGNORED
     words, pairs = model(*(batch[name] for name in INPUTS), places)
     return words, batch["labels"][places], pairs

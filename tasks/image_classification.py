@@ -1,4 +1,4 @@
-"""Image classification."""
+"""Task: image classification."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ FEW = 5
 
 
 class ImageClassification(Task):
-    """Cross entropy over classes, judged by the fraction of test images named right.
+    """Classification with cross entropy, evaluated by accuracy.
 
-    An image is named right if no class scores higher than its own; of classes that score alike, the first
-    counts as the higher. It is among the first five if fewer than five classes count as higher.
+    A prediction is correct if no class has a higher logit than the right one; of classes with equal logits, the first
+    counts as higher. It counts for top-5 accuracy if fewer than five classes count as higher.
 
     Args:
-        model: builds the network from ``num_classes``, ``in_channels`` and ``image_size``.
-        dataset: labelled images.
+        model: Function that builds the network from ``num_classes``, ``in_channels`` and ``image_size``.
+        dataset: Data set of labelled images.
 
     Raises:
-        ConfigError: the data set holds no images.
+        ConfigError: If the data set contains no images.
     """
 
     metric: ClassVar[str] = "accuracy"
@@ -47,7 +47,7 @@ class ImageClassification(Task):
         """Builds the network for the data set's images.
 
         Raises:
-            ConfigError: the network cannot take images of that size.
+            ConfigError: If the network cannot take images of that size.
         """
         return self.model(
             num_classes=self.dataset.num_classes,
@@ -56,13 +56,13 @@ class ImageClassification(Task):
         )
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy of a batch, in nats."""
+        """Returns the mean cross entropy of a batch, in nats."""
         placed = place(batch, model)
         return F.cross_entropy(model(placed["images"]), placed["labels"])
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Summed cross entropy, images named right, images with the right name among five, images.
+        """Returns summed cross entropy, and numbers of images: correct, correct in the top 5, and all.
 
         Returns:
             float64, shape (4,), on the model's device.
@@ -74,11 +74,11 @@ class ImageClassification(Task):
         return torch.stack([loss, (higher < 1).sum(), (higher < FEW).sum(), loss.new_tensor(len(labels))])
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Turns the sums into figures.
+        """Returns the metrics of a whole split.
 
         Returns:
-            ``loss``: mean cross entropy in nats; ``accuracy``: a fraction between 0 and 1; of more than five
-            classes also ``top5_accuracy``, computed in the same way.
+            ``loss``: mean cross entropy in nats; ``accuracy``: a fraction between 0 and 1; with more than five classes
+            also ``top5_accuracy``, a fraction.
         """
         figures = {"loss": sums["loss"] / sums["count"], "accuracy": sums["correct"] / sums["count"]}
         if self.dataset.num_classes > FEW:
@@ -87,7 +87,7 @@ class ImageClassification(Task):
 
 
 def _count_higher(logits: Tensor, labels: Tensor) -> Tensor:
-    """How many classes count as higher than the right one: int64, shape (batch,)."""
+    """Returns the number of classes that count as higher than the right one: int64, shape (batch,)."""
     own = logits.gather(1, labels.unsqueeze(1))
     classes = torch.arange(logits.shape[1], device=logits.device)
     beaten = (logits < own) | ((logits == own) & (classes >= labels.unsqueeze(1)))

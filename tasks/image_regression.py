@@ -1,4 +1,4 @@
-"""Image regression, such as a price or an angle."""
+"""Task: regression of a number from an image, such as a price or an angle."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SMALLEST_SPREAD = 1e-6
 
 
 class ImageRegression(Task):
-    """Squared error of the standardised number, judged by the mean absolute error (MAE) of the number itself.
+    """Minimizes the squared error of the standardized number; evaluated by the mean absolute error (MAE).
 
-    The model learns numbers of mean 0 and deviation 1 over the training images.
+    The model learns numbers that are scaled to mean 0 and standard deviation 1 over the training images.
 
     Args:
-        model: builds the network from ``num_classes=1``, ``in_channels`` and ``image_size``.
-        dataset: images with numbers.
+        model: Function that builds the network from ``num_classes=1``, ``in_channels`` and ``image_size``.
+        dataset: Data set of images with numbers.
 
     Raises:
-        ConfigError: the data set holds no images with numbers.
+        ConfigError: If the data set holds no images with numbers.
     """
 
     metric: ClassVar[str] = "mae"
@@ -50,11 +50,11 @@ class ImageRegression(Task):
         self.spread = max(math.sqrt(variance), SMALLEST_SPREAD)
 
     def weigh(self, numbers: Tensor) -> Tensor:
-        """What the squared error of a number counts, up to a common factor."""
+        """Returns the weight of the squared error of each number, up to a common factor; of any shape."""
         return torch.ones_like(numbers)
 
     def to_scale(self, numbers: Tensor) -> Tensor:
-        """The scale on which the model is to be right."""
+        """Converts numbers, of any shape, to the scale on which errors are minimized."""
         return numbers
 
     def from_scale(self, scaled: Tensor) -> Tensor:
@@ -65,18 +65,18 @@ class ImageRegression(Task):
         """Builds the network, with one output, for the data set's images.
 
         Raises:
-            ConfigError: the network cannot take images of that size.
+            ConfigError: If the network cannot take images of that size.
         """
         return self.model(num_classes=1, in_channels=self.dataset.in_channels, image_size=self.dataset.image_size)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean squared error of the standardised numbers."""
+        """Returns the mean squared error of the standardized numbers."""
         placed = place(batch, model)
         return self._squares(model(placed["images"]).squeeze(1), placed["labels"]).mean()
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Summed errors as ``sums`` names them, and images: float64, on the model's device."""
+        """Returns the sums named by ``sums``: float64, shape (len(sums),), on the model's device."""
         placed = place(batch, model)
         outputs, numbers = model(placed["images"]).squeeze(1).double(), placed["labels"].double()
         loss = self._squares(outputs, numbers).sum()
@@ -84,15 +84,15 @@ class ImageRegression(Task):
         return torch.stack([loss, *self._sum_errors(errors, numbers), loss.new_tensor(len(numbers))])
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """Turns the model's outputs into numbers as the data set has them."""
+        """Converts the model's outputs to numbers in the unit of the data set."""
         return self.from_scale(outputs * self.spread + self.center)
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """``loss``: mean squared error of the standardised number; ``mae``: in the data set's unit."""
+        """Returns ``loss``, the mean squared error of the standardized number, and ``mae``, in the data set's unit."""
         return {"loss": sums["loss"] / sums["count"], "mae": sums["absolute"] / sums["count"]}
 
     def _squares(self, outputs: Tensor, numbers: Tensor) -> Tensor:
-        """What each image adds to the loss: 1 on average where the model has learned nothing."""
+        """Returns the contribution of each image to the loss: 1 on average if the model has learned nothing."""
         standardised = (self.to_scale(numbers) - self.center) / self.spread
         return (outputs - standardised).square() * (self.weigh(numbers) / self.total)
 
@@ -101,32 +101,32 @@ class ImageRegression(Task):
 
 
 class RatioRegression(ImageRegression):
-    """Like :class:`ImageRegression` for positive numbers, judged by the mean error relative to the number (MAPE).
+    """Like :class:`ImageRegression`, for positive numbers; evaluated by the mean relative error (MAPE).
 
-    The model learns the number's logarithm, on which an error is a ratio, and the squared error of a number
-    ``y`` counts ``1 / y``. Both together ask for what makes the MAPE small: if ``log y`` has a normal distribution
-    of mean ``m`` and variance ``v``, the guess that minimises the expected ``|guess - y| / y`` is ``exp(m - v)``, and
-    so is the one that minimises the expected ``(log guess - log y)**2 / y``. Unweighted, it would be ``exp(m)``, which
-    is far too dear where little can be known: a guess can be several times too dear, but only once too cheap.
+    The model learns the logarithm of the number, and the squared error of a number ``y`` has the weight ``1 / y``. Both
+    together minimize the MAPE: if ``log y`` has a normal distribution of mean ``m`` and variance ``v``, the prediction
+    with the smallest expected ``|prediction - y| / y`` is ``exp(m - v)``, and so is the one with the smallest expected
+    ``(log prediction - log y)**2 / y``. Without the weight, it would be ``exp(m)``, which is far too high if the
+    uncertainty is large: a prediction can be too high by several times the number, but too low by at most the number.
     """
 
     metric: ClassVar[str] = "mape"
     sums: ClassVar[tuple[str, ...]] = ("loss", "absolute", "relative", "count")
 
     def weigh(self, numbers: Tensor) -> Tensor:
-        """The reciprocal."""
+        """Returns the reciprocals of numbers, of any shape."""
         return numbers.reciprocal()
 
     def to_scale(self, numbers: Tensor) -> Tensor:
-        """The natural logarithm."""
+        """Returns the natural logarithms of numbers, of any shape."""
         return numbers.log()
 
     def from_scale(self, scaled: Tensor) -> Tensor:
-        """The exponential."""
+        """Returns the exponentials of scaled numbers, of any shape."""
         return scaled.exp()
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """As in :class:`ImageRegression`, and ``mape``: a fraction, 0.5 when wrong by half the number."""
+        """Returns the metrics of :class:`ImageRegression`, and ``mape``, the mean relative error as a fraction."""
         return super().summarize(sums) | {"mape": sums["relative"] / sums["count"]}
 
     def _sum_errors(self, errors: Tensor, numbers: Tensor) -> list[Tensor]:
@@ -134,14 +134,14 @@ class RatioRegression(ImageRegression):
 
 
 def image_regression(model: Callable[..., nn.Module], dataset: Dataset) -> ImageRegression:
-    """Makes the regression that fits the numbers: on ratios if all are positive, else on differences.
+    """Makes the task for a data set: regression on ratios if all numbers are positive, otherwise on differences.
 
     Args:
-        model: builds the network from ``num_classes=1``, ``in_channels`` and ``image_size``.
-        dataset: images with numbers.
+        model: Function that builds the network from ``num_classes=1``, ``in_channels`` and ``image_size``.
+        dataset: Data set of images with numbers.
 
     Raises:
-        ConfigError: the data set holds no images with numbers.
+        ConfigError: If the data set holds no images with numbers.
     """
     images = require(dataset, MeasuredImageDataset, "image regression")
     kind = RatioRegression if bool((images.typical > 0).all()) else ImageRegression

@@ -1,4 +1,4 @@
-"""Language modeling: prediction of the next token."""
+"""Task: language modeling, the prediction of the next token."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ LARGEST_EXPONENT = 700.0  # exp of more overflows
 class TokenWindows:
     """A token stream cut into consecutive windows, each starting with the last token of the one before.
 
-    Every token but the first is the target of exactly one window; the last window is filled up with -100.
+    Every token except the first is the target of exactly one window; the last window is padded with -100.
 
     Args:
-        stream: int64, shape (tokens,), two or more.
-        seq_len: targets of a window.
-        context: tokens before a window that come with it to be read, not to be predicted.
-        before: what stands for tokens before the text's first one.
+        stream: At least two tokens: int64, shape (tokens,).
+        seq_len: Number of tokens that a window predicts.
+        context: Number of tokens before these that the model reads but does not predict.
+        before: Token that replaces tokens before the start of the text.
     """
 
     def __init__(self, stream: Tensor, seq_len: int, context: int = 0, before: int = 0) -> None:
@@ -41,25 +41,25 @@ class TokenWindows:
         self.windows = whole.unfold(0, context + seq_len + 1, seq_len)
 
     def __len__(self) -> int:
-        """The number of windows."""
+        """Returns the number of windows."""
         return len(self.windows)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Collects windows.
+        """Returns a batch of windows.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: unused, since nothing here is random.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Not used, because nothing here is random.
 
         Returns:
-            int64: ``tokens``, shape (batch, context + seq_len + 1), -100 after the end of the text, and
-            ``windows``, shape (batch,): the indices.
+            int64 tensors: ``tokens``, shape (batch, context + seq_len + 1), -100 after the end of the text, and
+            ``windows``, shape (batch,), the indices.
         """
         return {"tokens": self.windows[indices], "windows": indices}
 
 
 def _stream(corpus: Corpus, separator: int) -> Tensor:
-    """All documents in a row, each closed by the separator."""
+    """Returns all documents one after the other, each followed by the separator."""
     lengths = corpus.sentences[corpus.documents].diff().tolist()
     end = corpus.tokens.new_tensor([separator])
     pieces = [piece for document in corpus.tokens.split(lengths) for piece in (document, end)]
@@ -71,29 +71,29 @@ def _stream(corpus: Corpus, separator: int) -> Tensor:
 
 
 def _targets(logits: Tensor, tokens: Tensor, seq_len: int) -> tuple[Tensor, Tensor]:
-    """Of each window's last ``seq_len`` places: logits of shape (places, vocabulary) and the targets they are for."""
+    """Returns logits, shape (positions, vocabulary), and targets of the last ``seq_len`` positions of each window."""
     return logits[:, -seq_len:].flatten(0, 1), tokens[:, -seq_len:].flatten()
 
 
 class LanguageModeling(Task):
-    """Next-token prediction, judged by perplexity per token.
+    """Next-token prediction, evaluated by perplexity per token.
 
-    Without ``lanes``, training draws windows at random, and each starts from a zero state. With ``lanes``, a
-    worker's rows follow the text, and each goes on from the state in which its last window ended (truncated
-    back-propagation through time). A test window always starts from a zero state and reads ``eval_context``
-    tokens before it predicts: so the figure does not depend on batch size and number of workers.
+    Without ``lanes``, training draws windows at random, and each starts from a zero state. With ``lanes``, each row of
+    a worker's batches follows the text, and starts from the final state of its previous window (truncated
+    back-propagation through time). A test window always starts from a zero state and reads ``eval_context`` tokens
+    before it predicts, so the metric does not depend on batch size and number of workers.
 
     Args:
-        model: builds the network from ``vocab_size``; it maps tokens (batch, time) to logits
-            (batch, time, vocab_size), each from the tokens up to there. With ``lanes``, it is also built
-            from these, and called with the windows' numbers.
-        dataset: text.
-        seq_len: tokens that a window predicts.
-        eval_context: tokens before a test window that the model reads first.
-        lanes: rows of a batch (``training.batch_size``), to carry their states on; ``None`` carries none.
+        model: Function that builds the network from ``vocab_size``; it maps tokens (batch, time) to logits (batch,
+            time, vocab_size), each from the tokens up to there. With ``lanes``, it is also built from these, and called
+            with the windows' numbers.
+        dataset: Data set of text.
+        seq_len: Number of tokens that a window predicts.
+        eval_context: Number of tokens before a test window that the model reads first.
+        lanes: Number of rows of a batch (``training.batch_size``), to keep their states; ``None`` keeps no states.
 
     Raises:
-        ConfigError: the data set holds no text, ``seq_len`` is under one or ``eval_context`` under zero.
+        ConfigError: If the data set contains no text, ``seq_len`` is below 1 or ``eval_context`` below 0.
     """
 
     metric: ClassVar[str] = "perplexity"
@@ -127,7 +127,7 @@ class LanguageModeling(Task):
         return self.model(vocab_size=self.vocab_size, **carried)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean negative log likelihood of a batch's tokens, in nats."""
+        """Returns the mean negative log likelihood of a batch's tokens, in nats."""
         placed = place(batch, model)
         known = placed["tokens"][:, :-1].clamp(min=0)
         logits = model(known, placed["windows"]) if self.consecutive else model(known)
@@ -135,14 +135,14 @@ class LanguageModeling(Task):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Summed negative log likelihood in nats and tokens: float64, shape (2,), on the model's device."""
+        """Returns summed negative log likelihood in nats, and number of tokens: float64, shape (2,)."""
         tokens = place(batch, model)["tokens"]
         logits, targets = _targets(model(tokens[:, :-1].clamp(min=0)), tokens, self.seq_len)
         nll = F.cross_entropy(logits, targets, ignore_index=BEYOND, reduction="none").double().sum()
         return torch.stack([nll, (targets != BEYOND).sum().double()])
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """``loss``: nats per token over the whole split; ``perplexity``: its exponential, at most e^700."""
+        """Returns ``loss`` in nats per token of the whole split, and ``perplexity``, its exponential (up to e^700)."""
         loss = sums["nll"] / sums["tokens"]
         # The cap lets a diverged run be reported instead of ending in an OverflowError.
         return {"loss": loss, "perplexity": math.exp(min(loss, LARGEST_EXPONENT))}

@@ -13,11 +13,11 @@ def place(batch: Batch, model: nn.Module) -> dict[str, Tensor]:
     """Moves a batch to the model's device; floating tensors also take its parameters' dtype.
 
     Args:
-        batch: named tensors.
-        model: a module with at least one parameter, all on one device and of one dtype.
+        batch: Tensors of any shape, by name.
+        model: Module with at least one parameter, all on one device and of one dtype.
 
     Returns:
-        The same names; integer tensors (tokens, labels) keep their dtype.
+        Moved tensors by name; integer tensors (tokens, labels) keep their dtype.
     """
     like = next(model.parameters())
     return {

@@ -10,14 +10,14 @@ __all__ = ["score"]
 
 
 def score(logits: Tensor, labels: Tensor) -> Tensor:
-    """Scores guesses among classes.
+    """Returns the sums for cross entropy and accuracy of a batch.
 
     Args:
-        logits: shape (examples, classes).
-        labels: int64, shape (examples,).
+        logits: Logits of shape (examples, classes).
+        labels: Classes of the examples: int64, shape (examples,).
 
     Returns:
-        Summed cross entropy in nats, guesses that are right, examples: float64, shape (3,).
+        Summed cross entropy in nats, number of correct predictions, and number of examples: float64, shape (3,).
     """
     loss = F.cross_entropy(logits, labels, reduction="none").double().sum()
     hits = (logits.argmax(dim=1) == labels).sum()

@@ -1,4 +1,4 @@
-"""BERT training examples, built batch by batch from a flat corpus."""
+"""Training examples for BERT (pairs of segments with masked words), built batch by batch from a corpus."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ REPLACED_BY_RANDOM = 0.1
 
 @dataclass(frozen=True, eq=False)
 class _Chunks:
-    """Runs of consecutive sentences of one document that fit a sequence: shape (chunks,) each.
+    """Runs of consecutive sentences of one document that fit into a sequence: shape (chunks,) each.
 
     Attributes:
-        first: index of a chunk's first sentence.
-        count: its sentences, two or more.
-        document: index of its document.
+        first: Index of a chunk's first sentence.
+        count: Number of sentences of a chunk, at least 2.
+        document: Index of the document of a chunk.
     """
 
     first: Tensor
@@ -36,7 +36,7 @@ class _Chunks:
 
 
 def _cut_long_sentences(sentences: list[int], longest: int) -> list[int]:
-    """Adds sentence starts such that no sentence is longer; any two then fit one sequence."""
+    """Adds sentence starts so that no sentence is longer than ``longest``; any two then fit into a sequence."""
     pieces = itertools.pairwise(sentences)
     return [start for begin, end in pieces for start in range(begin, end, longest)] + sentences[-1:]
 
@@ -44,8 +44,8 @@ def _cut_long_sentences(sentences: list[int], longest: int) -> list[int]:
 def _pack(starts: list[int], first: int, last: int, capacity: int) -> list[tuple[int, int]]:
     """Packs sentences ``first`` to ``last`` (exclusive) into chunks (first, count) of up to ``capacity`` tokens.
 
-    The last chunk reaches back into the one before as far as it fits: a document's last examples
-    should not be told by their shortness.
+    The last chunk starts earlier, inside the one before, as far as it fits, so that a document's last example is not
+    shorter than others.
     """
     chunks = []
     begin = first
@@ -62,25 +62,25 @@ def _pack(starts: list[int], first: int, last: int, capacity: int) -> list[tuple
 
 
 class SentencePairs:
-    """Pairs of segments with masked words, as BERT is pre-trained on.
+    """Pairs of segments with masked words, for the pre-training of BERT.
 
-    An example starts as a run of whole sentences; a random boundary in it ends segment A. Segment B
-    goes on from there or, half the time, from a random sentence of another document, and fills the
-    sequence or its document. Of the word pieces, 15% are to be guessed: 80% of these become
-    ``[MASK]``, 10% a random word, 10% stay. Every choice is drawn again each time an example is used.
+    An example is a run of whole sentences. Segment A ends at a random boundary between them. Segment B continues there
+    or, with probability 1/2, at a random sentence of another document, until the sequence is full or the document ends.
+    15% of the word pieces must be predicted: 80% of these become ``[MASK]``, 10% a random word, 10% stay. Every random
+    choice is drawn again each time an example is used.
 
-    Two things differ from the paper's own program: a sentence over half a sequence is cut, and the
-    sentences skipped by a random B are not used up, so an epoch always has the same length.
+    Two details differ from the published program: a sentence longer than half a sequence is cut, and sentences that a
+    random segment B replaces remain available, so an epoch always has the same length.
 
     Args:
-        corpus: two or more documents, at least one of two sentences.
-        vocab_size: token ids are in ``[0, vocab_size)``.
-        special: ids of the special tokens, all different.
-        seq_len: length of a sequence.
-        mask_fraction: share of the word pieces to guess; each example has at least one.
+        corpus: Corpus of at least two documents, one of which has at least two sentences.
+        vocab_size: Number of token ids, which are in ``[0, vocab_size)``.
+        special: Ids of the special tokens, which must differ.
+        seq_len: Number of tokens in a sequence.
+        mask_fraction: Share of the word pieces to predict; each example has at least one.
 
     Raises:
-        DataError: too few documents or sentences to make pairs of.
+        DataError: If there are too few documents or sentences for pairs.
     """
 
     def __init__(
@@ -116,21 +116,21 @@ class SentencePairs:
         return _Chunks(first, count, document)
 
     def __len__(self) -> int:
-        """The number of examples."""
+        """Returns the number of examples."""
         return len(self.chunks.first)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Builds examples.
+        """Builds a batch of examples.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: source of the segments' ends, the random segments and the masks; ``None``
-                derives them from each index.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Source of random numbers for segment ends, random segments and masks; ``None`` derives them from
+                each index.
 
         Returns:
             int64: ``input_ids``, ``token_type_ids`` (1 in segment B), ``attention_mask`` (0 in the
-            padding) and ``labels`` (-100 where nothing is to be guessed), each of shape (batch,
-            seq_len); ``next_sentence_label``, shape (batch,), 1 where B is random.
+            padding) and ``labels`` (-100 where nothing is predicted), each of shape (batch, seq_len);
+            ``next_sentence_label``, shape (batch,), 1 if segment B is random.
         """
         chances = self._chances(indices, generator)
         choices, places = chances[:, :3], chances[:, 3:].view(len(indices), 3, self.seq_len)
@@ -146,7 +146,7 @@ class SentencePairs:
         }
 
     def _chances(self, indices: Tensor, generator: torch.Generator | None) -> Tensor:
-        """Uniform numbers that decide everything: three an example, and three a place."""
+        """Returns the uniform random numbers for all choices: three per example, and three per position."""
         width = 3 + 3 * self.seq_len
         if generator is not None:
             return torch.rand(len(indices), width, dtype=torch.float64, generator=generator)
@@ -157,7 +157,7 @@ class SentencePairs:
     def _choose_segments(
         self, indices: Tensor, chances: Tensor
     ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], Tensor]:
-        """Where segments A and B begin in the text and how long they are, and whether B is random."""
+        """Chooses segments: returns start and length of A and of B in the text, and whether B is random."""
         first, count = self.chunks.first[indices], self.chunks.count[indices]
         document = self.chunks.document[indices]
         boundary = first + 1 + (chances[:, 0] * (count - 1)).long()
@@ -170,7 +170,7 @@ class SentencePairs:
         return (a_begin, a_length, b_begin, b_length), random_next
 
     def _elsewhere(self, document: Tensor, chance: Tensor) -> Tensor:
-        """A random sentence of any document but the given one."""
+        """Returns a random sentence of any document except the given one."""
         begin, end = self.documents[document], self.documents[document + 1]
         others = len(self.starts) - 1 - (end - begin)
         drawn = (chance * others).long()
@@ -179,7 +179,7 @@ class SentencePairs:
     def _lay_out(
         self, a_begin: Tensor, a_length: Tensor, b_begin: Tensor, b_length: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """``[CLS] A [SEP] B [SEP]`` and padding: ids, segment numbers, and which places hold word pieces."""
+        """Returns ``[CLS] A [SEP] B [SEP]`` with padding: ids, segment numbers, and where word pieces are."""
         place = torch.arange(self.seq_len)
         middle = (a_length + 1).unsqueeze(1)
         end = middle + 1 + b_length.unsqueeze(1)
@@ -193,7 +193,7 @@ class SentencePairs:
         return ids, ((place > middle) & (place <= end)).long(), in_a | in_b
 
     def _mask(self, ids: Tensor, words: Tensor, chances: Tensor) -> tuple[Tensor, Tensor]:
-        """Hides the word pieces with the lowest chances: what the model sees, and what it must guess."""
+        """Masks the word pieces with the lowest random numbers; returns the input of the model and the labels."""
         rank = torch.where(words, chances[:, 0], 2.0).argsort(dim=1).argsort(dim=1)
         wanted = (self.mask_fraction * words.sum(dim=1, keepdim=True)).round().clamp(min=1)
         chosen = rank < wanted
@@ -204,7 +204,7 @@ class SentencePairs:
         return inputs, torch.where(chosen, ids, IGNORED)
 
     def _ordinary(self, chance: Tensor) -> Tensor:
-        """A random token id that is no special one: each special id in turn, from the lowest, is stepped over."""
+        """Returns random token ids, none of which is special."""
         ids = (chance * (self.vocab_size - len(self.special.ids))).long()
         for special in self.special.ids:
             ids = ids + (ids >= special)

@@ -1,4 +1,4 @@
-"""Speech recognition."""
+"""Task: speech recognition."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ __all__ = ["SpeechRecognition", "greedy_texts"]
 
 
 def greedy_texts(logits: Tensor, lengths: Tensor) -> list[str]:
-    """Reads off the best label of every frame, repetitions merged, blanks left out.
+    """Decodes the most likely label of every frame; merges repetitions and omits blanks.
 
     Args:
-        logits: shape (batch, frames, labels).
-        lengths: int64, shape (batch,): frames that count.
+        logits: Logits of shape (batch, frames, labels).
+        lengths: Number of frames of each utterance: int64, shape (batch,).
 
     Returns:
-        One text per utterance.
+        Text of each utterance.
     """
     best = logits.argmax(dim=2).cpu()
     paths = [path[:length].unique_consecutive() for path, length in zip(best, lengths.tolist(), strict=True)]
@@ -33,15 +33,15 @@ def greedy_texts(logits: Tensor, lengths: Tensor) -> list[str]:
 
 
 class SpeechRecognition(Task):
-    """Connectionist temporal classification of characters, judged by the word error rate of greedy decoding.
+    """Connectionist temporal classification of characters, evaluated by the word error rate of greedy decoding.
 
     Args:
-        model: builds the network from ``num_labels`` and ``num_bins``; it maps spectrograms (batch, num_bins, time)
-            and their lengths to logits (batch, frames, num_labels) and their lengths.
-        dataset: speech.
+        model: Function that builds the network from ``num_labels`` and ``num_bins``; it maps spectrograms (batch,
+            num_bins, time) and their lengths to logits (batch, frames, num_labels) and their lengths.
+        dataset: Data set of speech.
 
     Raises:
-        ConfigError: the data set holds no speech.
+        ConfigError: If the data set contains no speech.
 
     Source: Graves et al.: Connectionist Temporal Classification, ICML 2006.
     """
@@ -68,7 +68,7 @@ class SpeechRecognition(Task):
         return self.model(num_labels=self.dataset.num_labels, num_bins=self.dataset.num_bins)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean over utterances of the negative log likelihood of the whole text, in nats.
+        """Returns the negative log likelihood of a text in nats, averaged over utterances.
 
         An utterance with too few frames for its text would have an infinite loss; it counts as 0 instead, and so
         does its gradient.
@@ -79,7 +79,7 @@ class SpeechRecognition(Task):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Summed loss, utterances, edited and all words, edited and all characters: float64, shape (6,)."""
+        """Returns summed loss and numbers of utterances, edited and all words and characters: float64, shape (6,)."""
         placed = place(batch, model)
         logits, lengths = model(placed["spectrograms"], placed["lengths"])
         texts = greedy_texts(logits, lengths)
@@ -92,11 +92,11 @@ class SpeechRecognition(Task):
         return torch.stack([loss, *loss.new_tensor([len(texts), *words, *_edits(texts, wanted)])])
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """The figures of a whole split.
+        """Returns the metrics of a whole split.
 
         Returns:
-            ``loss``: nats per utterance; ``wer``: substituted, missing and added words per word that was said;
-            ``cer``: the same of characters, spaces included. Nothing written at all gives 1; both can be more.
+            ``loss``: nats per utterance; ``wer``: substituted, missing and added words per word of the transcript;
+            ``cer``: the same for characters, including spaces. Without any output, both are 1; they can exceed 1.
         """
         return {
             "loss": sums["loss"] / sums["utterances"],
@@ -115,7 +115,7 @@ def _summed_loss(logits: Tensor, lengths: Tensor, batch: Batch) -> Tensor:
 
 
 def _edits(written: Sequence[Sequence[str]], said: Sequence[Sequence[str]]) -> tuple[int, int]:
-    """Edit distance between the hypothesis and the transcript, and the length of the transcript."""
+    """Returns the edit distance between hypothesis and transcript, and the length of the transcript."""
     from rapidfuzz.distance import Levenshtein  # noqa: PLC0415
 
     edits = sum(Levenshtein.distance(one, other) for one, other in zip(written, said, strict=True))

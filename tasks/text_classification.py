@@ -1,4 +1,4 @@
-"""Text classification."""
+"""Task: text classification."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["TextClassification"]
 
 
 class TextClassification(Task):
-    """Cross entropy over classes, judged by the fraction of test texts told right.
+    """Classification with cross entropy, evaluated by accuracy.
 
     Args:
-        model: builds the network from ``vocab_size`` and ``num_classes``; it maps tokens (batch, time) and lengths
-            (batch,) to logits (batch, num_classes).
-        dataset: labelled texts.
+        model: Function that builds the network from ``vocab_size`` and ``num_classes``; it maps tokens (batch, time)
+            and lengths (batch,) to logits (batch, num_classes).
+        dataset: Data set of labelled texts.
 
     Raises:
-        ConfigError: the data set holds no labelled texts.
+        ConfigError: If the data set contains no labelled texts.
     """
 
     metric: ClassVar[str] = "accuracy"
@@ -45,16 +45,16 @@ class TextClassification(Task):
         return self.model(vocab_size=self.dataset.vocab_size, num_classes=self.dataset.num_classes)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Mean cross entropy of a batch, in nats."""
+        """Returns the mean cross entropy of a batch, in nats."""
         placed = place(batch, model)
         return F.cross_entropy(model(placed["tokens"], placed["lengths"]), placed["labels"])
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Summed cross entropy, texts told right, texts: float64, shape (3,), on the model's device."""
+        """Returns summed cross entropy, number of correct texts and of all texts: float64, shape (3,)."""
         placed = place(batch, model)
         return score(model(placed["tokens"], placed["lengths"]), placed["labels"])
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """``loss``: mean cross entropy in nats; ``accuracy``: a fraction between 0 and 1."""
+        """Returns ``loss``, the mean cross entropy in nats, and ``accuracy``, a fraction between 0 and 1."""
         return {"loss": sums["loss"] / sums["count"], "accuracy": sums["correct"] / sums["count"]}

@@ -22,7 +22,7 @@ class Split(Protocol):
     """
 
     def __len__(self) -> int:
-        """Number of examples."""
+        """Returns the number of examples."""
         ...
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> Batch:

@@ -1,1 +1,1 @@
-"""What the programs named bench_ share: taking turns, emulated models, links, and ways to average a DDP."""
+"""Shared code of the programs bench_*.py: alternating measurements, emulated models, links, and DDP hooks."""

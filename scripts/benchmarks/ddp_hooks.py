@@ -1,4 +1,4 @@
-"""Ways to average in benchmarks, by name: plain DDP, hooks of torch, methods of spardl, and local steps."""
+"""Alternatives that benchmarks compare, by name: plain DDP, hooks of torch, methods of spardl, and local steps."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def parsed(case: str) -> tuple[Way, dict[str, Any]]:
     """Parses a case into its way and options.
 
     Raises:
-        ConfigError: if the way does not exist, or an option has no value.
+        ConfigError: If the way does not exist, or an option has no value.
     """
     name, *words = case.split(",")
     if name not in WAYS:
@@ -131,7 +131,7 @@ def moves_optimizer(case: str) -> bool:
     """Whether a case averages local updates of the optimizer instead of gradients.
 
     Raises:
-        ConfigError: if the way does not exist, or the option is not True or False.
+        ConfigError: If the way does not exist, or the option is not True or False.
     """
     moved = parsed(case)[1].get(MOVED, False)
     if not isinstance(moved, bool):
@@ -146,7 +146,7 @@ def attached(
 
     Args:
         case: Name of the way with its options.
-        model: Model to wrap.
+        model: Model to wrap in DDP.
         optimizer: Optimizer of the model; required by local steps and by optimizer=True.
         clip_norm: Maximum norm of each worker's own gradient with optimizer=True.
 
@@ -154,7 +154,7 @@ def attached(
         The wrapped model, and spardl's handle or ``None``.
 
     Raises:
-        ConfigError: if the options of the case are invalid.
+        ConfigError: If the options of the case are invalid.
     """
     way, options = parsed(case)
     moves_optimizer(case)

@@ -1,7 +1,7 @@
 """A model that computes by sleeping: the times and sizes of a profile, with real gradients and real communication.
 
-Where several workers share few cores, each of them would be slowed down by the computation of the others, and by its
-own communication. A worker with a GPU is not. Here its passes are waiting, so any number of workers fits on a machine.
+If several workers share few cores, each is slowed down by the computation of the others and by its own communication,
+unlike a worker with a GPU. Here, passes only sleep, so any number of workers fits on a machine.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Emulated(nn.Module):
     """The layers of a profile, one after the other in the order of their first use.
 
     Args:
-        profile: of the model.
+        profile: Layer times and sizes of the model.
     """
 
     def __init__(self, profile: Profile) -> None:
@@ -72,7 +72,7 @@ class Emulated(nn.Module):
 
 
 def from_profile(path: str, arguments: argparse.Namespace) -> Job:
-    """The model of a profile, with passes of ``--compute`` seconds in all."""
+    """Returns the model of a profile, with passes of ``--compute`` seconds in all."""
     profile = Profile.read(Path(path))
     if arguments.compute is not None:
         profile = profile.scaled(arguments.compute)

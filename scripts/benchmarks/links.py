@@ -1,4 +1,4 @@
-"""What rounds of messages cost between the workers that are running, as the alpha-beta model wants it."""
+"""Measures rounds of messages between the running workers, to fit the alpha-beta model of their network."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ SIZES = (1, 1 << 16, 1 << 20)  # float32 entries of a message
 
 
 def measured_network(cluster: ProcessGroupCluster) -> Network:
-    """What a round costs in which every worker sends a message to the next one, by its size."""
+    """Fits latency and bandwidth to rounds in which every worker sends a message to the next one."""
     seconds = []
     for size in SIZES:
         turns = 100 if size == 1 else 5

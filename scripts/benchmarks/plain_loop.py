@@ -1,4 +1,4 @@
-"""Training loop of the benchmarks: a model with or without DDP, and any way to average."""
+"""Training loop of the benchmarks: a model with or without DDP, and any method of averaging."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ class PlainLoop:
         self.losses.append(loss.detach())
 
     def _quiet(self) -> AbstractContextManager[None]:
-        """Context without communication for the case that sends nothing."""
+        """Returns the context without communication for the case that sends nothing."""
         if self.name == ALONE and isinstance(self.model, DistributedDataParallel):
             return self.model.no_sync()
         return nullcontext()
@@ -127,7 +127,7 @@ class PlainLoop:
         return task.summarize(dict(zip(task.sums, sums.tolist(), strict=True)))
 
     def counted(self) -> float | None:
-        """Bytes sent per step as counted by spardl, without headers; ``None`` without spardl."""
+        """Returns the bytes sent per step as counted by spardl, without headers; ``None`` without spardl."""
         if self.handle is None:
             return None
         stats = self.handle.stats()  # with local steps, one of these steps is an exchange
@@ -159,14 +159,14 @@ def of_all(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def planned(words: str) -> Plan:
-    """Plan of a training with choices of train.py.
+    """Returns the plan of a training with choices of train.py.
 
     Args:
         words: Comma-separated choices.
 
     Raises:
-        ConfigError: if the choices are invalid, or the batches of the task are consecutive.
-        DataError: if the data are missing.
+        ConfigError: If the choices are invalid, or the batches of the task are consecutive.
+        DataError: If the data are missing.
     """
     with choices.composing():
         try:

@@ -1,4 +1,4 @@
-"""Times alternatives in turns and formats the results, for all benchmarks."""
+"""Measures alternatives alternately and formats the results, for all benchmarks."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _wait() -> None:
 
 
 def rows(seconds: Mapping[str, Sequence[float]], figures: Mapping[str, Mapping[str, float | str]]) -> list[Row]:
-    """Rows of the timings of ``interleaved``, with further figures by name."""
+    """Returns the rows of the timings of ``interleaved``, with further figures by name."""
     return [Row(name, found, figures.get(name, {})) for name, found in seconds.items()]
 
 

@@ -1,1 +1,1 @@
-"""Trainings whose figures are kept in the repository, and the tables that are made of them."""
+"""Trainings whose results are stored in the repository, and the tables made from them."""

@@ -26,9 +26,9 @@ class Line:
     """A row of a table.
 
     Attributes:
-        name: of the row.
+        name: Name of the row.
         words: Arguments of train.py.
-        rates: learning rates to choose from.
+        rates: Learning rates to choose from.
     """
 
     name: str
@@ -37,12 +37,12 @@ class Line:
 
 
 class Comparison(NamedTuple):
-    """What the recommended recipe is worth.
+    """Comparison of a method with and without a local update (momentum before compression).
 
     Attributes:
-        density: of both rows, in words.
-        without: the row that leaves the optimizer its state; ``None`` if that was not trained.
-        moved: the row that moves it.
+        density: Density of both rows, as text.
+        without: Name of the row whose optimizer keeps its state; ``None`` if that was not trained.
+        moved: Name of the row with a local update.
     """
 
     density: str
@@ -75,17 +75,17 @@ class Task:
     compared: tuple[Comparison, ...] = ()
 
     def cut(self, seeds: int | None) -> Task:
-        """The task with only its first seeds.
+        """Returns the task with only its first seeds.
 
         Raises:
-            ConfigError: if the number of seeds is below one.
+            ConfigError: If the number of seeds is below one.
         """
         if seeds is not None and seeds < 1:
             raise ConfigError(f"a table needs at least one seed, got {seeds}")
         return replace(self, seeds=self.seeds[:seeds])
 
     def training(self, line: Line, rate: float, seed: int) -> Training:
-        """Training of a row with a learning rate and a seed."""
+        """Returns the training of a row with a learning rate and a seed."""
         return Training((*self.words, *line.words, f"optimizer.lr={rate:g}", f"seed={seed}"))
 
     def choosing(self, line: Line) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ class Task:
         ]
 
     def rate(self, line: Line, records: Records) -> float | None:
-        """The best learning rate of a row, by those of the seeds that choose it which have records of all rates."""
+        """Returns the best learning rate of a row, by the selection seeds with records of all rates."""
         found = {
             (rate, seed): records.get(self.training(line, rate, seed).command)
             for rate in line.rates
@@ -120,15 +120,15 @@ class Task:
         return min(line.rates, key=lambda rate: sum(losses[rate, seed] for seed in seeds)) if seeds else None
 
     def line(self, name: str) -> Line:
-        """The row of this ``name``."""
+        """Returns the row of this ``name``."""
         return next(line for line in self.lines if line.name == name)
 
     def loss(self, record: Record) -> float:
-        """The metric, with a sign so that smaller is better."""
+        """Returns the metric, with a sign so that smaller is better."""
         return record.final(self.metric) if self.lower else -record.final(self.metric)
 
     def results(self, line: Line, records: Records) -> tuple[float, dict[int, Record]] | None:
-        """Best learning rate of a row and its records by seed; ``None`` if it is not known."""
+        """Returns the best learning rate of a row and its records by seed; ``None`` if it is not known."""
         rate = self.rate(line, records)
         if rate is None:
             return None
@@ -137,7 +137,7 @@ class Task:
 
 
 def tasks_in(file: Path) -> list[Task]:
-    """The tables that a file describes.
+    """Reads the tables that a file describes.
 
     Args:
         file: YAML: ``tasks``, each with ``title``, ``words``, ``metric``, ``lower``, ``seeds``, ``rates`` (the names of
@@ -145,7 +145,7 @@ def tasks_in(file: Path) -> list[Task]:
             with a moved optimizer), and ``rows``, the words of each.
 
     Raises:
-        ConfigError: if a task has a row that is not described, or lacks one of those that all are measured by, or that
+        ConfigError: If a task has a row that is not described, or lacks one of those that all are measured by, or that
             it compares.
     """
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
@@ -153,13 +153,13 @@ def tasks_in(file: Path) -> list[Task]:
 
 
 def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
-    """Rows that other pages show, by page and task.
+    """Returns the rows that other pages show, by page and task.
 
     Args:
         file: File of :func:`tasks_in`, which also contains ``excerpts``.
 
     Raises:
-        ConfigError: if a page refers to a row or table that does not exist.
+        ConfigError: If a page refers to a row or table that does not exist.
     """
     content: Any = OmegaConf.to_container(OmegaConf.load(file))
     found: dict[str, dict[str, Sequence[str]]] = content["excerpts"]

@@ -1,4 +1,4 @@
-"""Tables of learning: each row between the floor of a single worker and the ceiling of dense training."""
+"""Tables of learning: each method compared with a single worker (lower limit) and dense training (upper limit)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _COLUMNS = ("lr", "of each seed", "gap closed", "sent / dense", "waits")
 
 
 def summary_of(tasks: Sequence[Task], records: Records) -> Table:
-    """What each density costs with each optimizer, with and without its state moved before compression.
+    """Returns the learning cost of each density and optimizer, with and without local updates.
 
     Args:
-        tasks: that compare something.
-        records: of all trainings.
+        tasks: Tasks that contain comparisons.
+        records: Records of all trainings.
     """
     columns = ("training", "sent", DENSE, "without", "with `optimizer=`", "single worker")
     return Table("What compression costs", columns, [row for task in tasks for row in _compared(task, records)])
@@ -34,7 +34,7 @@ def _compared(task: Task, records: Records) -> Iterator[Row]:
 
 
 def _mean(task: Task, name: str | None, records: Records) -> Cell:
-    """Metric of a row over its seeds."""
+    """Returns the metric of a row over its seeds."""
     if name is None:
         return Cell("")
     found = task.results(task.line(name), records)
@@ -42,7 +42,7 @@ def _mean(task: Task, name: str | None, records: Records) -> Cell:
 
 
 def table_of(task: Task, records: Records, shown: Sequence[str] | None = None) -> Table:
-    """Table of a task with the recorded results.
+    """Returns the table of a task with the recorded results.
 
     Args:
         task: Task of the table.

@@ -1,1 +1,1 @@
-"""Tables and figures of the papers, each made by one command; see scripts/reproduce.py."""
+"""Tables and figures of the papers (exhibits), each made by one command of scripts/reproduce.py."""

@@ -39,7 +39,7 @@ ByScale: TypeAlias = Annotated[Mapping[str, T], SIZES]
 
 
 def at(scale: str, choices: Mapping[str, T]) -> T:
-    """The choice for a size preset, or for the preset that replaces it."""
+    """Returns the choice for a size preset, or for the preset that replaces it."""
     return choices[scale if scale in choices else INSTEAD[scale]]
 
 
@@ -49,7 +49,7 @@ Draw: TypeAlias = Callable[[Any], None]
 
 
 class Basis(NamedTuple):
-    """What a figure rests on.
+    """Sources of a value: what was measured, and what was assumed.
 
     Attributes:
         simulated: Quantities computed by a model.
@@ -68,7 +68,7 @@ class Picture(NamedTuple):
     Attributes:
         name: Name, unique in the exhibit.
         caption: Description of all panels.
-        draw: Draws the picture.
+        draw: Function that draws the picture.
         title: Title of the panel; empty if the caption suffices.
         key: Legend: look by name.
         wide: Whether the picture needs the full width of the page.
@@ -109,11 +109,11 @@ class Results:
         return cls(outputs, {job: outcome for job, outcome in pairs if outcome}, store)
 
     def look(self, job: Job) -> Outcome | None:
-        """Outcome of a job on disk: its own result, its record, or its failure, in this order."""
+        """Returns the outcome of a job on disk: its own result, its record, or its failure, in this order."""
         return job.find(self.outputs) or (self.store and self.store.find(job)) or job.failure(self.outputs)
 
     def of(self, job: Job) -> Outcome:
-        """Outcome of a job; jobs that were not started have one that says so."""
+        """Returns the outcome of a job, also of one that was not started."""
         return self.found.get(job) or Outcome(self.outputs, {}, "not run yet", started=False)
 
 
@@ -124,7 +124,7 @@ class Exhibit(ABC):
         name: ``paper.subject``, as given to reproduce.py.
         title: Title for readers.
         source: Counterpart in the paper, and how well we know it.
-        shows: What a reader can learn from it.
+        shows: Statement of what the exhibit shows.
         basis: Simulated, measured and assumed quantities.
         note: Remark on a method that applies to all of its figures.
         leads: Whether the summary of the paper shows its first figure.
@@ -140,16 +140,16 @@ class Exhibit(ABC):
 
     @abstractmethod
     def jobs(self, scale: str) -> Sequence[Job]:
-        """All jobs whose results the exhibit needs."""
+        """Returns all jobs whose results the exhibit needs."""
 
     def with_seeds(self, count: int) -> Exhibit:
-        """The same exhibit with the seeds 1 to ``count``.
+        """Returns the same exhibit with the seeds 1 to ``count``.
 
         Args:
             count: Number of seeds.
 
         Raises:
-            ConfigError: if the exhibit has no seeds.
+            ConfigError: If the exhibit has no seeds.
         """
         raise ConfigError(f"--seeds has no effect on {self.name}, which uses no seeds; remove it")
 
@@ -164,33 +164,33 @@ class Exhibit(ABC):
         return True
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Exhibit:
-        """The same exhibit with measured passes in place of assumed ones.
+        """Returns the same exhibit with measured passes in place of assumed ones.
 
         Args:
             given: Measured passes by model; other models than the assumed ones are ignored.
 
         Raises:
-            ConfigError: if a model has another size.
+            ConfigError: If a model has another size.
         """
         del given
         return self
 
     @abstractmethod
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
+        """Returns the approximate duration of the jobs."""
 
     @abstractmethod
     def caption(self, scale: str) -> str:
         """Describes the runs in one or two sentences."""
 
     def what_ran(self, scale: str) -> str:
-        """The caption and the note, and whether the trainings are those of a shorter size."""
+        """Returns the caption and the note, and whether trainings are those of a smaller size."""
         other = self.same_as(scale)
         early = EARLY.format(other) if other and any(isinstance(job, Training) for job in self.jobs(scale)) else ""
         return " ".join(part for part in (self.caption(scale), self.note, early) if part)
 
     def same_as(self, scale: str) -> str:
-        """Shorter size with the same jobs; empty if this size has different jobs."""
+        """Returns the smaller size with the same jobs; empty if this size has different jobs."""
         other = INSTEAD.get(scale, "")
         return other if other and self.jobs(scale) == self.jobs(other) else ""
 
@@ -203,7 +203,7 @@ class Exhibit(ABC):
         return ()
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """Results of methods on tasks, if the exhibit compares them."""
+        """Returns the results of methods on tasks, if the exhibit compares them."""
         return ()
 
 
@@ -217,5 +217,5 @@ class Planned(Exhibit):
     plans: ByScale[Any]
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
+        """Returns the approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"

@@ -55,10 +55,10 @@ class Keys(NamedTuple):
 
 
 def parse(path: Path) -> Node:
-    """The root node of a YAML file.
+    """Returns the root node of a YAML file.
 
     Raises:
-        ConfigError: if the file is not valid YAML, or empty.
+        ConfigError: If the file is not valid YAML, or empty.
     """
     with path.open("rb") as file:
         try:
@@ -78,11 +78,11 @@ def entries(node: Node, where: str, keys: Keys | None = None) -> dict[str, Node]
 
     Args:
         node: Node of the mapping.
-        where: What the mapping declares, for errors.
-        keys: Its keys; ``None`` for any.
+        where: Description of the mapping, for error messages.
+        keys: Allowed keys; ``None`` allows any.
 
     Raises:
-        ConfigError: if the node is no mapping, or a key is unknown, repeated or missing.
+        ConfigError: If the node is no mapping, or a key is unknown, repeated or missing.
     """
     if not isinstance(node, yaml.MappingNode):
         fail(node, where, f"expected keys and values, got {_shown(node)}")
@@ -114,7 +114,7 @@ def fail(node: Node, where: str, words: str) -> NoReturn:
 
     Args:
         node: Node with the error.
-        where: What the node belongs to.
+        where: Description of the declaration that contains the node.
         words: The error and the way out.
 
     Raises:
@@ -131,7 +131,7 @@ def _shown(node: Node) -> str:
 
 
 def meant(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """Suggestion for an unknown name.
+    """Returns a suggestion for an unknown name.
 
     Args:
         name: The unknown name.
@@ -142,7 +142,7 @@ def meant(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
 
 
 def _value(node: Node, where: str) -> Any:
-    """Value of a scalar by the rules of YAML."""
+    """Returns the value of a scalar by the rules of YAML."""
     try:
         return yaml.constructor.SafeConstructor().construct_object(node)
     except yaml.YAMLError:  # such as an unknown tag
@@ -205,7 +205,7 @@ class Reader:
         named: Values by name, for classes whose values the file cannot declare.
 
     Raises:
-        ConfigError: if a definition refers to itself.
+        ConfigError: If a definition refers to itself.
     """
 
     def __init__(
@@ -222,16 +222,16 @@ class Reader:
         self._named = named
 
     def read(self, kind: Any, node: Node, where: str, **given: Any) -> Any:
-        """A value of a type.
+        """Reads a value of a type.
 
         Args:
             kind: Class or type annotation.
             node: Node of the value.
-            where: What the value belongs to, for errors.
+            where: Description of the declaration that contains the value, for error messages.
             given: Fields of the class that are not in the file.
 
         Raises:
-            ConfigError: if the node does not fit to the type.
+            ConfigError: If the node does not fit to the type.
         """
         node = self._followed(node, where)
         origin, args = get_origin(kind), get_args(kind)
@@ -245,7 +245,7 @@ class Reader:
         return self._generic(kind, node, where)
 
     def _plain(self, cls: type, node: Node, where: str, given: Mapping[str, Any]) -> Any:
-        """A value of a class without parameters."""
+        """Reads a value of a class without parameters."""
         if cls in NAMED:
             return self._scalar(cls, node, where)
         if issubclass(cls, Enum):
@@ -255,7 +255,7 @@ class Reader:
         return self._record(cls, node, where, given)
 
     def _generic(self, kind: Any, node: Node, where: str) -> Any:
-        """A value of a class with parameters, or any value."""
+        """Reads a value of a class with parameters, or any value."""
         origin, args = get_origin(kind), get_args(kind)
         if origin is Annotated:
             _check_keys(self._union(node, where), args[1], node, where)
@@ -267,7 +267,7 @@ class Reader:
         return self._function(node, where) if origin is Callable else self._any(node, where)
 
     def _followed(self, node: Node, where: str) -> Node:
-        """The node, or the definition that it names."""
+        """Returns the node, or the definition that it names."""
         while isinstance(node, yaml.ScalarNode) and node.value.startswith(MARK) and " " not in node.value:
             name = node.value.removeprefix(MARK)
             if name not in self._definitions:
@@ -309,7 +309,7 @@ class Reader:
                 yield found
 
     def _words(self, node: Node, where: str) -> tuple[str, ...]:
-        """Words of a text, with those that its definitions stand for."""
+        """Returns the words of a text, with those that its definitions stand for."""
         found: list[str] = []
         if node.tag == NULL:
             fail(node, where, f"expected text, got {_shown(node)}; remove the key")
@@ -365,7 +365,7 @@ class Reader:
         return names[node.value]
 
     def _record(self, cls: type, node: Node, where: str, given: Mapping[str, Any]) -> Any:
-        """An instance of a class with fields."""
+        """Reads an instance of a class with fields."""
         if not isinstance(node, yaml.MappingNode):
             return self._short(cls, node, where)
         found = self._complete(node, where)
@@ -393,7 +393,7 @@ class Reader:
         return {**self._complete(base, where), **found}
 
     def _short(self, cls: type, node: Node, where: str) -> Any:
-        """A named tuple, as a list of its fields or the value of its first one."""
+        """Reads a named tuple from a list of its fields, or from the value of its first field."""
         if cls in self._variants:
             fail(node, where, f"expected keys and values with {KIND!r}, got {_shown(node)}")
         schema = _schema(cls)

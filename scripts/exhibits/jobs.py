@@ -53,7 +53,7 @@ class Outcome(NamedTuple):
 
     @property
     def origin(self) -> str:
-        """Where the result lies; for a record or a computation, also the commit and processor that produced it."""
+        """Place of the result; for a record or a computation, also the commit and processor that produced it."""
         if ".json" not in self.where.name or not self.made:
             return str(self.where)
         known = {"commit": self.made.get("commit"), "on": self.made.get("cpu")}
@@ -94,23 +94,23 @@ class Job(ABC):
 
     @abstractmethod
     def find(self, outputs: Path) -> Outcome | None:
-        """The finished result, if the current code would give the same one."""
+        """Returns the finished result, if the current code would give the same one."""
 
     @abstractmethod
     def perform(self, outputs: Path) -> None:
         """Runs the job in a separate process.
 
         Raises:
-            SpardlError: if the job fails.
+            SpardlError: If the job fails.
         """
 
     @abstractmethod
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """Content of a record of the result, as JSON data."""
+        """Returns the content of a record of the result, as JSON data."""
 
     @abstractmethod
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """The result in a record; ``None`` if the job would no longer give it.
+        """Returns the result in a record; ``None`` if the job would no longer give it.
 
         Args:
             content: Content of the record.
@@ -118,7 +118,7 @@ class Job(ABC):
         """
 
     def failure(self, outputs: Path) -> Outcome | None:
-        """Failure of the last attempt, if it failed."""
+        """Returns the failure of the last attempt, if it failed."""
         path = _failures(outputs) / f"{self.id}.json"
         try:
             return Outcome(path, {}, json.loads(path.read_bytes())["reason"])
@@ -220,7 +220,7 @@ class Training(Job):
         return (*self._all, *(self.labels.words if self.labels else ()))
 
     def find(self, outputs: Path) -> Outcome | None:
-        """The finished result, if it is on disk."""
+        """Returns the finished result, if it is on disk."""
         run = finished_run(outputs, self.id)
         if run is None:
             return None
@@ -232,11 +232,11 @@ class Training(Job):
         return (summary.get("editions") or {}) == editions(self.config)
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """What a record keeps of a result."""
+        """Returns the part of a result that a record stores."""
         return {"seed": self.config["seed"], **kept.contents(outcome.data, outcome.metrics)}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """The result in a record; ``None`` if the job would no longer give it."""
+        """Returns the result in a record; ``None`` if the job would no longer give it."""
         found = Outcome(where, content, made=content["environment"], lines=kept.events_in(content))
         return found if self.of_today(content) else None
 
@@ -254,7 +254,7 @@ class Training(Job):
 
 
 def _complaint(log: Path) -> str:
-    """The last error in the output of a run."""
+    """Returns the last error in the output of a run."""
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("error: ")]
@@ -293,7 +293,7 @@ class Computation(Job):
         return outputs / "computed" / f"{self.name}-{self.id}.json"
 
     def find(self, outputs: Path) -> Outcome | None:
-        """The finished result, if it is on disk."""
+        """Returns the finished result, if it is on disk."""
         path = self._file(outputs)
         try:
             return self.recalled(json.loads(path.read_bytes()), path)
@@ -301,12 +301,12 @@ class Computation(Job):
             return None
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """What a record keeps of a result."""
+        """Returns the part of a result that a record stores."""
         own = {"name": self.name, "arguments": dict(self.arguments), "recipe": self.recipe}
         return {**own, "environment": outcome.made, "result": outcome.data}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """The result in a record; ``None`` if the job would no longer give it."""
+        """Returns the result in a record; ``None`` if the job would no longer give it."""
         return Outcome(where, content["result"], made=content["environment"])
 
     def perform(self, outputs: Path) -> None:

@@ -1,4 +1,4 @@
-"""The part of a training's files that a record keeps."""
+"""Selects the part of a training's files that a record stores."""
 
 from __future__ import annotations
 
@@ -38,13 +38,13 @@ _EVALUATIONS, _TRAINING = "evaluations", "losses"
 
 
 def thinned(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
-    """Every n-th event including the last, with the smallest n that leaves at most ``MOST``."""
+    """Returns every n-th event including the last, with the smallest n that leaves at most ``MOST``."""
     every = math.ceil(len(events) / MOST) or 1
     return events[(len(events) - 1) % every :: every]
 
 
 def contents(summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Content of the record of a finished training.
+    """Returns the content of the record of a finished training.
 
     Args:
         summary: Summary of the run.

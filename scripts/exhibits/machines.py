@@ -1,4 +1,4 @@
-"""Machines that results were measured on: seconds are compared within one machine only."""
+"""Machines that results were measured on; times are compared only within one machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ UNKNOWN = "unknown machine"
 
 
 def machine_of(made: Mapping[str, Any]) -> str:
-    """Processor and torch version of an environment; both change how long local work takes."""
+    """Returns the processor and torch version of an environment; both change how long local work takes."""
     torch = str(made.get("torch") or "").partition("+")[0]
     parts = [str(made.get("cpu") or ""), f"torch {torch}" if torch else ""]
     return ", ".join(part for part in parts if part) or UNKNOWN
@@ -27,12 +27,12 @@ def by_machine(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
 
 
 def machines(outcomes: Iterable[Outcome]) -> list[str]:
-    """Names of the machines of outcomes, in alphabetical order."""
+    """Returns the names of the machines of outcomes, in alphabetical order."""
     return sorted({machine_of(outcome.made) for outcome in outcomes})
 
 
 def common(one: Sequence[Outcome], other: Sequence[Outcome]) -> tuple[Sequence[Outcome], Sequence[Outcome]] | None:
-    """The outcomes of both on the machine that they share with most results; ``None`` if they share none."""
+    """Returns the outcomes of both on the machine that they share with most results; ``None`` if they share none."""
     ours, theirs = by_machine(one), by_machine(other)
     shared = [name for name in ours if name in theirs]
     if not shared:

@@ -1,4 +1,4 @@
-"""Figures from the summary and the events of a run."""
+"""Reads metrics from the summary and the events of a run."""
 
 from __future__ import annotations
 
@@ -47,30 +47,30 @@ class Curve(NamedTuple):
 
 
 def figure_of(values: Mapping[str, Any], name: str) -> float:
-    """A figure of a run; NaN for ``null``, which stands for all non-finite values."""
+    """Returns a figure of a run; NaN for ``null``, which stands for all non-finite values."""
     value: float | None = values[name]
     return math.nan if value is None else value
 
 
 def final_metric(summary: Mapping[str, Any]) -> float:
-    """Final value of the metric; NaN if it was not finite."""
+    """Returns the final value of the metric; NaN if it was not finite."""
     return figure_of(summary["final"], summary["metric"])
 
 
 def last_epoch_loss(training: Sequence[Mapping[str, Any]]) -> float | None:
-    """Mean training loss of the last epoch, from events of the kind ``train``; ``None`` without any."""
+    """Returns the mean training loss of the last epoch, from events of the kind ``train``; ``None`` without any."""
     last = [figure_of(event, "loss") for event in training if event["epoch"] > training[-1]["epoch"] - 1]
     return mean(last) if last else None
 
 
 def share_of_bytes(summaries: Iterable[Mapping[str, Any]]) -> float:
-    """Bytes sent as a share of a dense ring all-reduce, on average over runs; 0 for a single worker."""
+    """Returns the bytes sent as a share of a dense ring all-reduce, on average over runs; 0 for a single worker."""
     pairs = [(found["step_bytes"], found["step_bytes_dense"]) for found in summaries]
     return mean(sent / dense if dense else 0.0 for sent, dense in pairs)
 
 
 def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, Any]]) -> Curve:
-    """The curve of a finished run.
+    """Returns the curve of a finished run.
 
     Args:
         summary: Summary of the run.
@@ -86,5 +86,5 @@ def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, 
 
 
 def in_words(metric: str) -> str:
-    """Name of a metric for readers."""
+    """Returns the name of a metric for readers."""
     return WORDS.get(metric, metric.replace("_", " "))

@@ -1,4 +1,4 @@
-"""Measured passes in place of assumed ones: profiles by model."""
+"""Profiles by model, with measured pass times that replace assumed ones."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class MeasuredPasses(NamedTuple):
     Attributes:
         path: File of the profile.
         digest: Digest of the file; it is part of the ids of jobs, because their results depend on its content.
-        profile: The measured profile.
+        profile: Measured layer times of the model.
     """
 
     path: Path
@@ -33,14 +33,14 @@ class MeasuredPasses(NamedTuple):
         return f"{profile.compute:.3g} s for {profile.batch} examples on {profile.device} ({self.path.name})"
 
     def checked(self, model: str, entries: int) -> MeasuredPasses:
-        """The passes, if the model has the expected number of parameters.
+        """Returns the passes, if the model has the expected number of parameters.
 
         Args:
             model: Name of the model in --profile.
             entries: Expected number of parameters.
 
         Raises:
-            ConfigError: if the profile has another number of parameters.
+            ConfigError: If the profile has another number of parameters.
         """
         found = sum(self.profile.entries)
         if found != entries:
@@ -52,13 +52,13 @@ class MeasuredPasses(NamedTuple):
 
 
 def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
-    """Measured passes from the options --profile.
+    """Reads measured passes from the options --profile.
 
     Args:
         words: Values of the option, each ``MODEL=FILE``.
 
     Raises:
-        ConfigError: if a value has another form, repeats a model, or its file is not a profile.
+        ConfigError: If a value has another form, repeats a model, or its file is not a profile.
     """
     found: dict[str, MeasuredPasses] = {}
     for word in words:
@@ -74,7 +74,7 @@ def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
 
 
 def said_of(name: str, assumed: Iterable[str], given: Mapping[str, MeasuredPasses]) -> str:
-    """A line on the effect of --profile on an exhibit.
+    """Returns a line on the effect of --profile on an exhibit.
 
     Args:
         name: Name of the exhibit.

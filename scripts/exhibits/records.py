@@ -56,7 +56,7 @@ class Record(NamedTuple):
     figures: Mapping[str, Any]
 
     def final(self, metric: str) -> float:
-        """Value of a metric after the last step; infinity if it was not finite."""
+        """Returns the value of a metric after the last step; infinity if it was not finite."""
         value = self.figures["final"].get(metric)
         return math.inf if value is None else float(value)
 
@@ -77,7 +77,7 @@ Records: TypeAlias = Mapping[str, Record]
 
 
 def unshippable(made: Mapping[str, Any]) -> str | None:
-    """The reason why results of this environment cannot be recorded, or ``None``."""
+    """Returns the reason why results of this environment cannot be recorded, or ``None``."""
     commit = made.get("commit")
     if commit is None:
         return "done with code of no known commit"
@@ -101,8 +101,8 @@ def record(job: Job, outcome: Outcome, path: Path) -> dict[str, Any]:
         The record, as it is read back from the file.
 
     Raises:
-        ConfigError: if the work cannot be repeated from a commit; see :func:`unshippable`.
-        DataError: if the file is damaged or locked by another process.
+        ConfigError: If the work cannot be repeated from a commit; see :func:`unshippable`.
+        DataError: If the file is damaged or locked by another process.
     """
     if reason := unshippable(outcome.made):
         raise ConfigError(f"{outcome.where} was {reason}; commit, delete this result, and run it again")
@@ -122,7 +122,7 @@ def _locked(folder: Path) -> Iterator[None]:
     """Holds an advisory lock on a folder.
 
     Raises:
-        DataError: if another process holds it for longer than ``LOCK_TIMEOUT``.
+        DataError: If another process holds it for longer than ``LOCK_TIMEOUT``.
     """
     descriptor, deadline = os.open(folder, os.O_RDONLY), time.monotonic() + LOCK_TIMEOUT
     try:
@@ -141,7 +141,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def on_record(path: Path) -> Records:
-    """Records of the trainings in a JSONL file, by command; empty if there is no such file."""
+    """Returns the records of the trainings in a JSONL file, by command; empty if there is no such file."""
     contents = read_records(path).values() if path.exists() else ()
     return {content["command"]: Record(content["command"], content) for content in contents if is_training(content)}
 
@@ -153,7 +153,7 @@ def read_records(path: Path) -> dict[str, dict[str, Any]]:
         The records by id, in the order of the file.
 
     Raises:
-        DataError: if a line is not a valid record, or an id occurs twice; the message names file and line.
+        DataError: If a line is not a valid record, or an id occurs twice; the message names file and line.
     """
     try:
         lines = read_text(path).splitlines()
@@ -179,8 +179,8 @@ def _validate(content: Any, before: Collection[str]) -> None:
         before: Ids of the preceding lines.
 
     Raises:
-        TypeError: a field is missing or has another type.
-        ValueError: the id occurs in a preceding line.
+        TypeError: If a field is missing or has another type.
+        ValueError: If the id occurs in a preceding line.
     """
     if not isinstance(content, dict):
         raise TypeError(f"expected a JSON object, got {type(content).__name__}")
@@ -215,20 +215,20 @@ class RecordStore:
         return found
 
     def find(self, job: Job) -> Outcome | None:
-        """The recorded result of a job, or ``None``."""
+        """Returns the recorded result of a job, or ``None``."""
         if job.id not in self._found:
             return None
         path, content = self._found[job.id]
         return job.recalled(content, path.with_name(f"{path.name}#{job.id}"))
 
     def keep(self, job: Job, outcome: Outcome, name: str) -> Path:
-        """Records a job in the file of this name, or in place of its older record in whichever file has it.
+        """Records a job in the file of this name; an older record of the job, in any file, is replaced.
 
         Returns:
             The file.
 
         Raises:
-            ConfigError: see :func:`record`.
+            ConfigError: If :func:`record` rejects the job.
         """
         path = self._found[job.id][0] if job.id in self._found else self._folder / f"{name}{SUFFIX}"
         self._found[job.id] = (path, record(job, outcome, path))

@@ -33,12 +33,12 @@ class Range(NamedTuple):
 
 
 def seeds(count: int) -> str:
-    """Number of seeds, for readers."""
+    """Returns the number of seeds, for readers."""
     return f"{count} seed{'s' if count > 1 else ''}"
 
 
 def spread(values: Sequence[float]) -> str:
-    """The mean with half of the interval; for fewer than three seeds, with their number."""
+    """Returns the mean with half of the interval; for fewer than three seeds, with their number."""
     found = range_of_mean(values)
     if len(values) < LEAST:
         return f"{found.mean:.4g} ({seeds(len(values))})"
@@ -61,7 +61,7 @@ def shown_interval(values: Sequence[float], metric: str = "") -> str:
 
 
 def range_of_mean(values: Sequence[float]) -> Range:
-    """Student's 95% interval of the mean of at least one value; infinite for fewer than three.
+    """Returns Student's 95% interval of the mean of at least one value; infinite for fewer than three.
 
     A bootstrap of three differences excludes zero whenever all have the same sign, which happens by chance in one of
     four cases; Student's interval does so in one of twenty for normal differences.
@@ -81,9 +81,9 @@ def _deviation(values: Sequence[float]) -> float:
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Range:
-    """Student's 95% interval of the mean of paired differences; equal seeds have equal weights and batches.
+    """Returns Student's 95% interval of the mean of paired differences; equal seeds have equal weights and batches.
 
     Raises:
-        ValueError: if the numbers of values differ.
+        ValueError: If the numbers of values differ.
     """
     return range_of_mean([one - other for one, other in zip(ours, theirs, strict=True)])

@@ -74,17 +74,17 @@ class Table:
 
     @property
     def numeric(self) -> list[bool]:
-        """Which columns after the first hold numbers."""
+        """Whether each column after the first contains numbers."""
         places = range(len(self.columns) - 1)
         return [any(row.cells[place].value is not None for row in self.rows) for place in places]
 
     def texts(self) -> Iterable[list[str]]:
-        """Texts of the rows, names first."""
+        """Returns the texts of the rows, names first."""
         return ([row.name, *(cell.text for cell in row.cells)] for row in self.rows)
 
 
 def markdown(table: Table) -> str:
-    """A Markdown table."""
+    """Formats a Markdown table."""
     lines = [list(table.columns), ["---"] * len(table.columns), *table.texts()]
     return "\n".join("| " + " | ".join(_in_markdown(text) for text in line) + " |" for line in lines) + "\n"
 

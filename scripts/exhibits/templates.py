@@ -26,7 +26,7 @@ def _environment(folder: Path, escape: bool) -> Environment:
 
 
 def render(template: str, **values: object) -> Markup:
-    """HTML from a template.
+    """Renders HTML from a template.
 
     Args:
         template: Name of the file without its suffix.
@@ -36,7 +36,7 @@ def render(template: str, **values: object) -> Markup:
 
 
 def render_page(template: Path, **values: object) -> str:
-    """Markdown from a template.
+    """Renders Markdown from a template.
 
     Args:
         template: Path of the file (``*.md.j2``).

@@ -41,7 +41,7 @@ class Tried(NamedTuple):
         jobs: Marks of the jobs behind the line, see :func:`marks`.
         bad: Whether some trainings failed.
         ran: Whether some trainings were started.
-        machine: Where the seconds are from; several machines have their seconds apart.
+        machine: Machine that the seconds were measured on; several machines have separate seconds.
     """
 
     task: str
@@ -72,7 +72,7 @@ class Target(NamedTuple):
 
     @classmethod
     def of_dense(cls, outcomes: Sequence[Outcome], lower: bool) -> Target | None:
-        """The metric of dense training less 1%; ``None`` if dense training is incomplete."""
+        """Returns the metric of dense training less 1%; ``None`` if dense training is incomplete."""
         if not outcomes or any(outcome.reason is not None for outcome in outcomes):
             return None
         reached = mean(final_metric(outcome.data) for outcome in outcomes)
@@ -80,7 +80,7 @@ class Target(NamedTuple):
 
     @classmethod
     def near(cls, reached: float, lower: bool, metric: str, margin: float) -> Target:
-        """The metric that dense training reached, less a share ``margin`` of it."""
+        """Returns the metric that dense training reached, less a share ``margin`` of it."""
         value = reached + (1 if lower else -1) * margin * abs(reached)
         sign = "at most" if lower else "at least"
         name = in_words(metric)
@@ -88,12 +88,12 @@ class Target(NamedTuple):
 
 
 def marks(jobs: Sequence[Job]) -> list[str]:
-    """A short mark for each job, which identifies it across the sections of a page."""
+    """Returns a short mark for each job, which identifies it across the sections of a page."""
     return [sha256(job.command.encode()).hexdigest()[:12] for job in jobs]
 
 
 def reached(curve: Curve, target: Target) -> float | None:
-    """Seconds until the first evaluation that reaches the target, if one does."""
+    """Returns the seconds until the first evaluation that reaches the target, if one does."""
     for seconds, value in zip(curve.seconds, curve.values, strict=True):
         if value <= target.value if target.lower else value >= target.value:
             return seconds
@@ -109,7 +109,7 @@ def tried(
     outcomes: Sequence[Outcome],
     values: Sequence[float] | None = None,
 ) -> Tried:
-    """The line of one method.
+    """Returns the line of one method.
 
     Args:
         task: Trained task.
@@ -134,7 +134,7 @@ def tried(
 
 
 def _lost(outcomes: Sequence[Outcome]) -> list[str]:
-    """Number of trainings without a result, by reason."""
+    """Returns the number of trainings without a result, by reason."""
     lost = [outcome.started for outcome in outcomes if outcome.reason is not None]
     counts = (("failed", sum(lost)), (NOT_RUN_YET, len(lost) - sum(lost)))
     return [f"{count} of {len(outcomes)} {words}" for words, count in counts if count]

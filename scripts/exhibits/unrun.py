@@ -1,4 +1,4 @@
-"""Jobs that were not run: they appear once, in a list with the time they would need, instead of in result tables."""
+"""Jobs that were not run; one list shows them with the time they would need, instead of the result tables."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ class Unrun(NamedTuple):
 
 
 def unrun(exhibit: Exhibit, scale: str, results: Results) -> list[Unrun]:
-    """The jobs of an exhibit that were not started, by task and method.
+    """Returns the jobs of an exhibit that were not started, by task and method.
 
     Args:
-        exhibit: The exhibit.
+        exhibit: Exhibit with the jobs.
         scale: Size preset of the runs.
         results: Results of the runs.
     """
@@ -55,13 +55,13 @@ def unrun(exhibit: Exhibit, scale: str, results: Results) -> list[Unrun]:
 
 
 def _place(job: Job) -> tuple[str, str]:
-    """Task and method of a job."""
+    """Returns the task and method of a job."""
     labels = job.labels if isinstance(job, Training) else None
     return (", ".join(labels.tags), labels.job_type) if labels else ("", job.command)
 
 
 def _paces(jobs: Iterable[Job], results: Results) -> dict[str, float]:
-    """Mean wall-clock seconds of the finished trainings, by task."""
+    """Returns the mean wall-clock seconds of the finished trainings, by task."""
     found: dict[str, list[float]] = {}
     for job in jobs:
         if seconds := results.of(job).data.get("wall_seconds"):
@@ -70,7 +70,7 @@ def _paces(jobs: Iterable[Job], results: Results) -> dict[str, float]:
 
 
 def _seconds(jobs: Sequence[Job], pace: float | None) -> float | None:
-    """Estimated seconds of a job: as planned, or as long as finished jobs of the same task took."""
+    """Returns the estimated seconds of a job: as planned, or as long as finished jobs of the same task took."""
     planned = [job.expected for job in jobs if job.expected is not None]
     return mean(planned) if len(planned) == len(jobs) else pace
 
@@ -82,7 +82,7 @@ def without_unrun(tables: Sequence[Table]) -> list[Table]:
 
 
 def ran(table: Table) -> Table:
-    """A table without the rows of jobs that were not run."""
+    """Returns a table without the rows of jobs that were not run."""
     return replace(table, rows=[row for row in table.rows if not _is_unrun(row)])
 
 
@@ -91,7 +91,7 @@ def _is_unrun(row: Row) -> bool:
 
 
 def unrun_table(found: Sequence[Unrun]) -> Table | None:
-    """The list of jobs that were not run; a job of several exhibits appears once."""
+    """Returns the list of jobs that were not run; a job of several exhibits appears once."""
     seen: set[str] = set()
     tasks: dict[tuple[str, str], list[tuple[Unrun, int]]] = {}
     for each in found:

@@ -93,7 +93,7 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ende
 
 
 def _plan(jobs: Sequence[Job]) -> str:
-    """Expected duration, as far as it is known."""
+    """Returns the expected duration, as far as it is known."""
     known = [job.expected for job in jobs if job.expected is not None]
     rest = f", and {len(jobs) - len(known)} of unknown length" if len(known) < len(jobs) else ""
     return f": about {_long(sum(known))}{rest}" if known else ""

@@ -1,1 +1,1 @@
-"""Processes inside the network labs of scripts/netlab.py."""
+"""Processes that run inside the network labs of scripts/netlab.py."""

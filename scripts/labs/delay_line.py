@@ -57,7 +57,7 @@ class Held:
         self._waiting.append((now + self._delay, number))
 
     def due(self) -> float | None:
-        """Release time of the first packet, or ``None`` if the queue is empty."""
+        """Returns the release time of the first packet, or ``None`` if the queue is empty."""
         return self._waiting[0][0] if self._waiting else None
 
     def pop(self, now: float) -> int | None:
@@ -75,7 +75,7 @@ class Queue:
         delay: Delay of each packet in seconds.
 
     Raises:
-        OSError: if the kernel has no such queue, or another process holds it.
+        OSError: If the kernel has no such queue, or another process holds it.
     """
 
     def __init__(self, delay: float) -> None:
@@ -88,7 +88,7 @@ class Queue:
         self._socket.setblocking(False)
 
     def fileno(self) -> int:
-        """File descriptor of the socket, for ``select``."""
+        """Returns the file descriptor of the socket, for ``select``."""
         return self._socket.fileno()
 
     def take_in(self) -> None:
@@ -113,19 +113,19 @@ class Queue:
 
 
 def message(kind: int, flags: int, *attributes: bytes) -> bytes:
-    """Netlink message to the kernel about queue 0."""
+    """Returns the netlink message to the kernel about queue 0."""
     body = struct.pack(">BBH", socket.AF_UNSPEC, 0, 0) + b"".join(attributes)
     return struct.pack("=IHHII", 16 + len(body), kind, flags, 0, 0) + body
 
 
 def attribute(kind: int, layout: str, *values: int) -> bytes:
-    """Attribute of a message; the kernel expects numbers in network byte order."""
+    """Returns the attribute of a message; the kernel expects numbers in network byte order."""
     value = struct.pack(f">{layout}", *values)
     return struct.pack("=HH", 4 + len(value), kind) + value + bytes(-len(value) % 4)
 
 
 def binding() -> bytes:
-    """Request to bind the queue, as one message so that no packet arrives before all settings apply."""
+    """Returns the request to bind the queue, as one message so that no packet arrives before all settings apply."""
     return message(
         CONFIG,
         REQUEST | ACKNOWLEDGE,
@@ -138,7 +138,7 @@ def binding() -> bytes:
 
 
 def acceptance(last: int) -> bytes:
-    """Verdict that releases all packets up to a number."""
+    """Returns the verdict that releases all packets up to a number."""
     return message(VERDICTS, REQUEST, attribute(VERDICT, "II", ACCEPT, last))
 
 
@@ -146,7 +146,7 @@ def check(datagram: bytes) -> None:
     """Checks the kernel's answer to a request.
 
     Raises:
-        OSError: if the kernel refused the request.
+        OSError: If the kernel refused the request.
     """
     kind, reason = struct.unpack_from("=4xH10xi", datagram)
     if kind == ERROR and reason:
@@ -154,10 +154,10 @@ def check(datagram: bytes) -> None:
 
 
 def packet_number(datagram: bytes) -> int:
-    """Number of the packet that a message of the kernel reports.
+    """Returns the number of the packet that a message of the kernel reports.
 
     Raises:
-        OSError: if the message reports an error or no packet.
+        OSError: If the message reports an error or no packet.
     """
     check(datagram)
     place = 20

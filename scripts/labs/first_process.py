@@ -53,7 +53,7 @@ class Lab:
         delay_ms: One-way delay of messages in milliseconds.
 
     Raises:
-        LabError: if a value is out of range.
+        LabError: If a value is out of range.
     """
 
     workers: int
@@ -72,7 +72,7 @@ class Lab:
             raise LabError(f"--delay-ms must be from 0.01 to 1000, or 0 for no delay, got {self.delay_ms:g}")
 
     def doubt(self) -> str | None:
-        """Why the bandwidth may differ from the requested one; ``None`` if it was verified."""
+        """Reason why the bandwidth may differ from the requested one; ``None`` if it was verified."""
         limit = next((limit for most, limit in TRUSTED if self.workers <= most), None)
         if math.isinf(self.gbit):
             return None
@@ -121,7 +121,7 @@ class Lab:
             yield ["tc"], self.shaping(link)
 
     def environment(self, rank: int) -> dict[str, str]:
-        """Environment for ``torch.distributed``, as torchrun would set it."""
+        """Returns the environment for ``torch.distributed``, as torchrun would set it."""
         return {
             "OMP_NUM_THREADS": "1",  # as torchrun does: workers share the cores
             **os.environ,
@@ -150,7 +150,7 @@ class Ended(NamedTuple):
 
 
 def namespace(rank: int) -> str:
-    """Network namespace of a worker."""
+    """Returns the network namespace of a worker."""
     return f"netlab-w{rank}"
 
 
@@ -160,12 +160,12 @@ def address(rank: int) -> str:
 
 
 def exit_code(code: int) -> int:
-    """Exit code as in a shell: 128 plus the signal number for a killed process."""
+    """Returns the exit code as in a shell: 128 plus the signal number for a killed process."""
     return 128 - code if code < 0 else code
 
 
 def tool(name: str) -> str | None:
-    """Path of a program; programs of administrators are also found outside the PATH of users."""
+    """Returns the path of a program; programs of administrators are also found outside the PATH of users."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")
 
 
@@ -173,7 +173,7 @@ def attempt(words: Sequence[str], lines: Sequence[str] = ()) -> subprocess.Compl
     """Runs a program with lines on its standard input.
 
     Raises:
-        LabError: if it does not end.
+        LabError: If it does not end.
     """
     command, text = [tool(words[0]) or words[0], *words[1:]], "".join(f"{line}\n" for line in lines)
     try:
@@ -186,7 +186,7 @@ def call(words: Sequence[str], lines: Sequence[str] = ()) -> str:
     """Runs a program, and returns its output.
 
     Raises:
-        LabError: if it fails, or does not end.
+        LabError: If it fails, or does not end.
     """
     done = attempt(words, lines)
     if done.returncode:
@@ -195,7 +195,7 @@ def call(words: Sequence[str], lines: Sequence[str] = ()) -> str:
 
 
 def traffic(rank: int) -> Traffic:
-    """Bytes that the interface of a worker has counted so far."""
+    """Returns the bytes that the interface of a worker has counted so far."""
     (link,) = json.loads(call(["ip", "-json", "-statistics", "-n", namespace(rank), "link", "show", "dev", "eth0"]))
     return Traffic(link["stats64"]["tx"]["bytes"], link["stats64"]["rx"]["bytes"])
 
@@ -212,7 +212,7 @@ def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
         The exit code.
 
     Raises:
-        LabError: if the network cannot be set up.
+        LabError: If the network cannot be set up.
     """
     call(["mount", "-t", "tmpfs", "netlab", "/run"])
     for words, lines in lab.wiring():
@@ -238,7 +238,7 @@ def perform(lab: Lab, command: Sequence[str], file: str | None) -> int:
 
 
 def table(counted: Sequence[Traffic]) -> str:
-    """Bytes of each worker and in total."""
+    """Returns the bytes of each worker and in total."""
     total = Traffic(sum(row.sent for row in counted), sum(row.received for row in counted))
     rows = [*((str(rank), address(rank), row) for rank, row in enumerate(counted)), ("all", "", total)]
     lines = [f"{who:>6}  {where:<14}{row.sent:>16,}{row.received:>16,}" for who, where, row in rows]
@@ -246,7 +246,7 @@ def table(counted: Sequence[Traffic]) -> str:
 
 
 def report(lab: Lab, counted: Sequence[Traffic], seconds: float, code: int) -> dict[str, Any]:
-    """The table as JSON data; ``gbit`` is null without a limit."""
+    """Returns the table as JSON data; ``gbit`` is null without a limit."""
     shaped = asdict(lab) | {"gbit": None if math.isinf(lab.gbit) else lab.gbit}
     interfaces = [{"rank": rank, "address": address(rank), **row._asdict()} for rank, row in enumerate(counted)]
     return {**shaped, "seconds": seconds, "exit_code": code, "interfaces": interfaces}
@@ -256,7 +256,7 @@ def start_delay_line(lab: Lab) -> subprocess.Popen[str]:
     """Delays packets to the workers in a process that lives as long as the lab.
 
     Raises:
-        LabError: if the delay line cannot start.
+        LabError: If the delay line cannot start.
     """
     names = [namespace(rank) for rank in range(lab.workers)]
     line = subprocess.Popen(

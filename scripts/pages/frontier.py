@@ -18,16 +18,16 @@ SCALE = "laptop"
 
 
 def page(text: str, exhibit: Frontier, results: Results, scale: str = SCALE) -> str:
-    """A page with the tables of today's records between its marks.
+    """Returns a page with the tables of the current records between its marks.
 
     Args:
-        text: of the page.
-        exhibit: whose tables.
-        results: of its jobs.
-        scale: of these.
+        text: Text of the page.
+        exhibit: Exhibit whose tables are inserted.
+        results: Results of the exhibit's jobs.
+        scale: Size preset of these results.
 
     Raises:
-        ValueError: if a section is not there.
+        ValueError: If a section is not there.
     """
     courses = exhibit.courses[scale]
     sections: dict[str, list[Table]] = {
@@ -47,7 +47,7 @@ def _shown(tables: Sequence[Table]) -> str:
 
 
 def figure(exhibit: Frontier, results: Results, scale: str = SCALE) -> bytes:
-    """All panels in one picture, a column for each link, as PNG; see :func:`page` for the arguments."""
+    """Returns all panels in one picture, a column for each link, as PNG; see :func:`page` for the arguments."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
     check_drawing()

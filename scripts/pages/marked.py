@@ -16,7 +16,7 @@ def replace(text: str, section: str, content: str) -> str:
     """Puts content between the marks of a section.
 
     Raises:
-        ConfigError: if the text has no such section.
+        ConfigError: If the text has no such section.
     """
     pattern = rf"(<!-- {section}: .*? -->\n).*?(<!-- end of {section} -->)"
     changed, count = re.subn(pattern, lambda marks: f"{marks[1]}{content}\n{marks[2]}", text, flags=re.DOTALL)

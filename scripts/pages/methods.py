@@ -53,13 +53,13 @@ REASONS: Mapping[Mass, str] = {
 
 
 def documented() -> Mapping[str, Mapping[str, str]]:
-    """Additional descriptions of each published method, by choice of ``compressor=``."""
+    """Returns the additional descriptions of each published method, by choice of ``compressor=``."""
     found: Mapping[str, Mapping[str, str]] = yaml.safe_load(PROSE.read_text())
     return found
 
 
 def declared(name: str, prose: Mapping[str, str]) -> list[str]:
-    """Row of a method in the table of methods."""
+    """Returns the row of a method in the table of methods."""
     method = choices.build(name)
     residual = method.residual.name if method.residual.remembers else "none"
     momentum = "" if method.momentum.name == "optimizer" else f", momentum {method.momentum.name}"
@@ -68,7 +68,7 @@ def declared(name: str, prose: Mapping[str, str]) -> list[str]:
 
 
 def accepted(method: Method) -> str:
-    """The numbers of workers that a method runs on."""
+    """Returns the numbers of workers that a method runs on."""
     refused = [workers for workers in WORKERS if not method.communicator.runs_on(workers)]
     return f"not {', '.join(map(str, refused))}" if refused else "any"
 
@@ -79,7 +79,7 @@ def biased(method: Method) -> str:
 
 
 def lawful(name: str) -> list[str]:
-    """One method's row of the table of laws."""
+    """Returns one method's row of the table of laws."""
     method = choices.build(name)
     mass = method.compressor.own_mass
     dense = "yes" if hasattr(method.compressor, "density") or mass is Mass.KEPT else "has no density"
@@ -110,12 +110,12 @@ def _loss(method: Method) -> str:
 
 
 def markdown(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table."""
+    """Formats a Markdown table."""
     return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, ["---"] * len(header), *rows))
 
 
 def generate(text: str) -> str:
-    """The page with its generated parts replaced."""
+    """Returns the page with its generated parts replaced."""
     prose = documented()
     with choices.composing():
         text = replace(text, "methods", markdown(DECLARED, [declared(name, prose[name]) for name in prose]))
@@ -123,5 +123,5 @@ def generate(text: str) -> str:
 
 
 def names() -> str:
-    """The module that declares the type of the method names."""
+    """Returns the module that declares the type of the method names."""
     return NAMES_TEMPLATE.format(names="".join(f'    "{name}",\n' for name in sorted(recipes())))

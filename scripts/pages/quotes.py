@@ -35,7 +35,7 @@ MARK = re.compile(r"<!-- (?!end of )(?P<section>(?P<exhibit>\S+), (?P<scale>\w+)
 
 
 def page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
-    """A page with the current tables between its marks.
+    """Returns a page with the current tables between its marks.
 
     Args:
         text: Text of the page.
@@ -43,7 +43,7 @@ def page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
         records: Folder of the records.
 
     Raises:
-        ConfigError: if an exhibit, a size or a table does not exist, or a mark has no end.
+        ConfigError: If an exhibit, a size or a table does not exist, or a mark has no end.
     """
     for mark in MARK.finditer(text):
         text = replace(text, mark["section"], f"\n{_table(mark, exhibits, records)}")
@@ -61,7 +61,7 @@ def _table(mark: re.Match[str], exhibits: Mapping[str, Exhibit], records: Path) 
 
 
 def figure(exhibit: Race, records: Path) -> bytes:
-    """Test accuracy against seconds at 100 Mbit/s as PNG: means over seeds, with labels at the lines."""
+    """Returns the test accuracy against seconds at 100 Mbit/s as PNG: means over seeds, with labels at the lines."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
     course = at("evening", exhibit.courses)

@@ -1,4 +1,4 @@
-"""Runs on Slurm: job arrays through submitit, and their states from squeue."""
+"""Executes runs on Slurm: job arrays through submitit, and their states from squeue."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Slurm(Place):
         return submission.with_entries(entries)
 
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """State of each job in the queue."""
+        """Returns the state of each job in the queue."""
         found: dict[str, Queued] = {}
         jobs = [entry.job for entry in submission.entries if entry.job]
         for whole in dict.fromkeys(job.partition("_")[0] for job in jobs):
@@ -108,7 +108,7 @@ class Slurm(Place):
         return found
 
     def reasons(self, submission: Submission) -> Mapping[str, str]:
-        """Reason and expected start of each pending job, from squeue."""
+        """Returns the reason and expected start of each pending job, from squeue."""
         found: dict[str, str] = {}
         for whole in dict.fromkeys(entry.job.partition("_")[0] for entry in submission.entries if entry.job):
             done = _ask("squeue", "--noheader", "--array", "--states=PENDING", "--format=%i|%r|%S", f"--jobs={whole}")
@@ -130,7 +130,7 @@ class Slurm(Place):
 
 
 def _arrays(submission: Submission) -> list[tuple[int, list[int]]]:
-    """Number of tasks and indices of the entries of each array, in the order of submission."""
+    """Returns the number of tasks and indices of the entries of each array, in the order of submission."""
     sizes: defaultdict[int, list[int]] = defaultdict(list)
     for number, entry in enumerate(submission.entries):
         sizes[entry.tasks].append(number)
@@ -205,7 +205,7 @@ def _submitted(site: Site, tasks: int, job: str, runs: int) -> str:
 
 
 def _announced(site: Site, tasks: int, runs: int) -> str:
-    """What will be submitted, and when a first job could start."""
+    """Returns a text on the jobs to submit, and when a first one could start."""
     nodes, several = site.nodes(tasks), "s" * (runs > 1)
     words = [
         f"submitting {runs} run{several}: {tasks} task{'s' * (tasks > 1)} on {nodes} node{'s' * (nodes > 1)} each",
@@ -218,7 +218,7 @@ def _announced(site: Site, tasks: int, runs: int) -> str:
 
 
 def _expected(site: Site, tasks: int) -> str:
-    """When Slurm would start one such job now; empty if it does not say."""
+    """Returns when Slurm would start such a job now; empty if unknown."""
     options = {"partition": site.partition, "account": site.account, "qos": site.qos, "mem": site.memory}
     words = [f"--{name}={value}" for name, value in options.items() if value is not None]
     shape = (f"--ntasks={tasks}", f"--nodes={site.nodes(tasks)}", f"--time={site.time}")

@@ -68,7 +68,7 @@ class Here(Place):
             return _run_all(submission, Site(**submission.site).at_once)
 
     def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """State of each job in the queue."""
+        """Returns the state of each job in the queue."""
         entries = {entry.job: entry for entry in submission.entries if entry.job}
         found = {job: Queued.RUNNING for job, entry in entries.items() if _is_held(submission.run_lock(entry))}
         if _is_held(_lock_file(submission)):
@@ -111,7 +111,7 @@ def _holder(path: Path) -> int | None:
     """Process id in a lock file, or ``None`` if it is not locked.
 
     Raises:
-        ConfigError: if the process that holds the lock does not write its id in time.
+        ConfigError: If the process that holds the lock does not write its id in time.
     """
     until = time.monotonic() + _WRITTEN
     while _is_held(path):

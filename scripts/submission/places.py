@@ -1,4 +1,4 @@
-"""Interface of the places where runs can be executed."""
+"""Interface of the places (Slurm, this machine) where runs can be executed."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Place(ABC):
         """Checks that the place is available.
 
         Raises:
-            ConfigError: if it is not available.
+            ConfigError: If it is not available.
         """
 
     @abstractmethod
@@ -47,7 +47,7 @@ class Place(ABC):
             The exit code.
 
         Raises:
-            ConfigError: if the place refuses the runs.
+            ConfigError: If the place refuses the runs.
         """
 
     def recover(self, submission: Submission) -> Submission:
@@ -63,7 +63,7 @@ class Place(ABC):
         """States of the jobs of a submission; jobs that ended are missing."""
 
     def reasons(self, submission: Submission) -> Mapping[str, str]:
-        """Why jobs of a submission wait, by job, as far as the place says; may include the expected start."""
+        """Returns why jobs of a submission wait, by job, if known; may include the expected start."""
         return {}
 
     @abstractmethod
@@ -71,5 +71,5 @@ class Place(ABC):
         """Cancels waiting and running jobs.
 
         Raises:
-            ConfigError: if the jobs cannot be cancelled.
+            ConfigError: If the jobs cannot be cancelled.
         """

@@ -46,7 +46,7 @@ class Site:
         options: Further long options of sbatch, without leading dashes.
 
     Raises:
-        ConfigError: if a value is out of range, or only one of stage_from and stage_to is set.
+        ConfigError: If a value is out of range, or only one of stage_from and stage_to is set.
     """
 
     partition: str | None = None
@@ -87,7 +87,7 @@ class Site:
             raise ConfigError(f"site.{name} must be a whole number, at least {least}, got {value}")
 
     def nodes(self, tasks: int) -> int:
-        """Number of nodes for a number of workers."""
+        """Returns the number of nodes for a number of workers."""
         return -(-tasks // self.workers_per_node)
 
 
@@ -99,7 +99,7 @@ def read_site(file: Path, words: Sequence[str]) -> Site:
         words: Overrides ``site.KEY=VALUE`` from the command line.
 
     Raises:
-        ConfigError: if the file cannot be read, or a setting is unknown or wrong.
+        ConfigError: If the file cannot be read, or a setting is unknown or wrong.
     """
     try:
         content = OmegaConf.load(StringIO(read_yaml(file)))
@@ -116,7 +116,7 @@ def changed(settings: Any, words: Sequence[str]) -> Site:
         words: Overrides ``site.KEY=VALUE``.
 
     Raises:
-        ConfigError: if a setting is unknown or wrong.
+        ConfigError: If a setting is unknown or wrong.
     """
     try:
         override = OmegaConf.from_dotlist([word.removeprefix(SITE) for word in words])

@@ -72,7 +72,7 @@ def standing(
 
 
 def _run(submission: Submission, entry: Entry) -> Run | None:
-    """Finished run of an entry, otherwise the newest; with force, only runs since the submission."""
+    """Returns the finished run of an entry, otherwise the newest; with force, only runs since the submission."""
     runs = runs_of(submission.outputs, entry.id)
     if submission.force:
         runs = [run for run in runs if _touched(run) >= submission.since]

@@ -94,15 +94,15 @@ class Submission:
         return f"submission {self.name}: logs in {near(self.folder)}"
 
     def log(self, entry: Entry) -> Path | None:
-        """Log file of a run."""
+        """Returns the log file of a run."""
         return self.folder / entry.log if entry.log else None
 
     def run_lock(self, entry: Entry) -> Path:
-        """Lock file of a run, common to all submissions."""
+        """Returns the lock file of a run, common to all submissions."""
         return self.folder.parent / f".run-{entry.id}.lock"
 
     def label(self, entry: Entry) -> str:
-        """Words that distinguish a run from the others; all typed words if it is the only one."""
+        """Returns the words that distinguish a run from the others; all typed words if it is the only one."""
         alike = set.intersection(*(set(other.words) for other in self.entries))
         kept = alike & set(ADDED) if len(self.entries) == 1 else alike
         return " ".join(word for word in entry.words if word not in kept)
@@ -132,7 +132,7 @@ def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
         patience: Maximum time to wait for another process, in seconds.
 
     Raises:
-        ConfigError: if the folder cannot be created, or another process holds the lock for longer.
+        ConfigError: If the folder cannot be created, or another process holds the lock for longer.
     """
     folder, until = outputs / _FOLDER, time.monotonic() + patience
     try:
@@ -173,7 +173,7 @@ def new_submission(
     """Creates a submission with a new folder and writes its record.
 
     Raises:
-        ConfigError: if the folder cannot be created.
+        ConfigError: If the folder cannot be created.
     """
     since = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(since))
@@ -195,7 +195,7 @@ def new_submission(
 
 
 def near(path: Path) -> Path:
-    """Path relative to the working directory if it is inside, otherwise unchanged."""
+    """Returns the path relative to the working directory if it is inside, otherwise unchanged."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
@@ -207,7 +207,7 @@ def find_submission(outputs: Path, name: str | None) -> Submission:
         name: Name of the submission; ``None`` for the newest.
 
     Raises:
-        ConfigError: if the submission does not exist, or its record is invalid.
+        ConfigError: If the submission does not exist, or its record is invalid.
     """
     root = outputs / _FOLDER
     if name and (root / name / _RECORD).exists():
@@ -241,7 +241,7 @@ def all_submissions(outputs: Path) -> tuple[list[Submission], dict[str, ConfigEr
 
 
 def _order(name: str) -> tuple[str, int]:
-    """Key that sorts names from :func:`new_submission` by time."""
+    """Returns the key that sorts names from :func:`new_submission` by time."""
     stamp, _, number = name.partition("-")[2].partition("-")
     return f"{name.partition('-')[0]}-{stamp}", int(number) if number.isdecimal() else 1
 
@@ -250,7 +250,7 @@ def _read(folder: Path) -> Submission:
     """Reads one record.
 
     Raises:
-        ConfigError: if the record cannot be read, or a field is missing or has another type.
+        ConfigError: If the record cannot be read, or a field is missing or has another type.
     """
     path = folder / _RECORD
     try:

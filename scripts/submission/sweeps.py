@@ -59,8 +59,8 @@ def expand(words: Sequence[str], multirun: bool) -> list[tuple[str, ...]]:
         multirun: Whether ``-m`` was given.
 
     Raises:
-        ConfigError: if a sweep is continuous, which Hydra's default sweeper does not support either.
-        HydraException: if an argument cannot be parsed.
+        ConfigError: If a sweep is continuous, which Hydra's default sweeper does not support either.
+        HydraException: If an argument cannot be parsed.
     """
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     typed = parser.parse_overrides(list(words))
@@ -90,8 +90,8 @@ def plan(words: Sequence[str]) -> Planned:
     """Composes and checks one run without loading data; call it inside :func:`scripts.choices.composing`.
 
     Raises:
-        ConfigError: if its parts are incompatible, or a value is out of range.
-        HydraException: if a choice does not exist.
+        ConfigError: If its parts are incompatible, or a value is out of range.
+        HydraException: If a choice does not exist.
     """
     resume, mode = ADDED
     config = compose("train", [*words, mode], return_hydra_config=True)
@@ -132,7 +132,7 @@ def read_commands(file: Path) -> list[tuple[str, ...]]:
     """Reads the arguments of runs from a file of lines ``python train.py ...``, as written by scripts/reproduce.py.
 
     Raises:
-        ConfigError: if the file cannot be read, or a line has another form.
+        ConfigError: If the file cannot be read, or a line has another form.
     """
     try:
         lines = read_text(file, RECORD_BYTES).splitlines()

@@ -111,13 +111,13 @@ def _receive(source: int, target: Target) -> Program[SparseVector]:
 
 
 def _tree_cost(workers: int, k: int) -> Cost:
-    """Cost from a leaf, which exchanges messages with its parent only, to the root."""
+    """Returns bounds of the cost: from a leaf, which exchanges messages only with its parent, to the root."""
     least, levels = min(workers - 1, 1), log2_ceil(workers)
     return Cost(Bounds(2 * least, 2 * levels), Bounds(2 * k * least, 2 * k * levels))
 
 
 def _doubling_cost(workers: int, k: int) -> Cost:
-    """Cost of folded doubling; workers beyond the power of two send the least, and their partners the most."""
+    """Returns bounds of the cost; workers beyond the power of two send the least, and their partners the most."""
     levels = workers.bit_length() - 1
     if workers == 1 << levels:
         return Cost(Bounds.exactly(levels), Bounds.exactly(2 * k * levels))

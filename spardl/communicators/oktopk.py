@@ -374,7 +374,7 @@ def _borders_cost(workers: int) -> Cost:
 
 
 def _gather_cost(workers: int, sums: int) -> Cost:
-    """Cost of an all-gather of blocks of any sizes, and of their counts."""
+    """Returns bounds of the cost to gather blocks of any sizes, and their counts."""
     # No round sends a block twice, so a worker sends at most all sums in each of them.
     rounds = log2_ceil(workers)
     return Cost(Bounds.exactly(2 * rounds), Bounds(workers - 1, workers - 1 + 2 * rounds * sums))

@@ -240,13 +240,13 @@ def _shard(block: SparseVector, own: ReducedBlock, peers: Team) -> SparseVector:
 
 
 def recursive_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
-    """R-SAG: recursive doubling over a power of two of teams; every round selects k_b entries again."""
+    """R-SAG: sums blocks by recursive doubling over a power of two of teams; every round selects k_b entries again."""
     target = Target(own.accumulated, own.start, own.slot, own.full)
     return (yield from recursive_doubling(peers, own.take(own.slot.capacity), target))
 
 
 def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
-    """B-SAG: one all-gather of h entries per team, for any number of teams; the union is cut to k_b entries."""
+    """B-SAG: gathers h entries of each of any number of teams, and cuts their sum to k_b entries."""
     capacity = own.slot.capacity
     if peers.size == 1:
         return own.take(capacity)

@@ -127,7 +127,7 @@ class ARCTopK(DenseCompressor):
         return self._positions(sketches, context, values.device)
 
     def _sketches(self, values: Tensor, context: Context) -> Tensor:
-        """Products of the compressed matrices with random ones, row by row."""
+        """Returns the products of the compressed matrices with random ones, row by row."""
         # Computed in float32 at least: products in half precision would overflow.
         # Products of half precision would overflow.
         wide = torch.promote_types(values.dtype, torch.float32)
@@ -147,7 +147,7 @@ class ARCTopK(DenseCompressor):
         return seeded_generator(self.seed, context.step, cols)
 
     def _positions(self, sketches: Tensor, context: Context, device: torch.device) -> Tensor:
-        """Positions of all entries to send, increasing."""
+        """Returns the positions of all entries to send, increasing."""
         found, begin = [torch.empty(0, dtype=torch.int64, device=device)], 0
         for matrix in _matrices(context.layout, self.density, self.sketch):
             if not matrix.compressed:
@@ -170,7 +170,7 @@ def _longest(rows: Tensor, k: int) -> Tensor:
 
 @lru_cache(maxsize=256)
 def _matrices(layout: Layout, density: float, sketch: int) -> tuple[_Matrix, ...]:
-    """All non-empty tensors in order; vectors, and matrices that would not shrink, with all of their rows."""
+    """Returns all non-empty tensors in order; uncompressed ones with all of their rows."""
     found = []
     for shape, (start, stop) in zip(layout.shapes, layout.tensors, strict=True):
         if stop == start:

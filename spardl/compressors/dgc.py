@@ -85,7 +85,7 @@ class SampledTopK(PiecewiseCompressor):
         return max(1, length // max(self.least_sample, math.ceil(self.sample_ratio * length)))
 
     def _start(self, stride: int, part: int, context: Context) -> int:
-        """First sampled entry; differs in each step, so that periodic structure of a layer does not bias the sample."""
+        """Returns the first sampled entry; it changes in each step, so that periodic layers do not bias the sample."""
         return int(torch.randint(stride, (), generator=seeded_generator(context.step, part)))
 
     def _candidates(self, magnitude: Tensor, sample: Tensor, k: int) -> Tensor:

@@ -82,7 +82,7 @@ class GaussianK(PiecewiseCompressor):
         return chosen if chosen.numel() else top_k(values, k)
 
     def _ladder(self, values: Tensor, k: int) -> Tensor:
-        """All thresholds that corrections can reach, increasing, with the uncorrected one in the middle."""
+        """Returns all thresholds that corrections can reach, increasing; the uncorrected one is in the middle."""
         z = -NormalDist().inv_cdf(k / values.numel() / 2)
         deviation, mean = torch.std_mean(values, correction=0)
         down = [(1 - self.factor) ** step for step in range(self.corrections, 0, -1)]

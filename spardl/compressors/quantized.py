@@ -273,7 +273,7 @@ class _Ranges(NamedTuple):
         return cls(tuple(found), sum(stop - start for start, stop in found))
 
     def of(self, vector: Tensor) -> Tensor:
-        """Entries of a vector in these ranges; a view if there is a single range."""
+        """Returns the entries of a vector in these ranges; a view if there is a single range."""
         if len(self.borders) == 1:
             return vector[slice(*self.borders[0])]
         return torch.cat([vector[start:stop] for start, stop in self.borders]) if self.borders else vector[:0]

@@ -59,7 +59,7 @@ class RandomBlock(SharedChoice):
 
 
 def _block(part: Range, start: int, device: torch.device) -> list[Tensor]:
-    """Positions of a block: the wrapped-around end at the part's start, then the rest."""
+    """Returns the positions of a block: first the end that continues at the part's start, then the rest."""
     first = part.start + start
     beyond = max(0, first + part.k - part.stop)
     return [

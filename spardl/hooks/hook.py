@@ -429,7 +429,7 @@ class Hook(GradientHandle):
 
 
 def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Communication hook for ``DistributedDataParallel.register_comm_hook(state, hook)``.
+    """Averages a bucket: the hook to pass to ``DistributedDataParallel.register_comm_hook(state, hook)``.
 
     Args:
         state: State of the model's hook, a :class:`Hook`.

@@ -249,27 +249,24 @@ class Outer(_NotAnOptimizer, Handle):
             outer.step()
 
     Do not wrap the model in DDP, except within a node with ``group`` between nodes. Trained parameters are copied from
-    rank 0 of the group when this object is created, so load a checkpoint before. They are equal on all workers after
-    each exchange; buffers and optimizer states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the
-    model are sent in turn while local steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step.
-    With a ``GradScaler``, call ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``. Statistics
-    count exchanges as steps.
+    rank 0 of the group now, so load a checkpoint before. They are equal on all workers after each exchange; buffers and
+    optimizer states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the model are sent in turn while
+    local steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step. With a ``GradScaler``, call
+    ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``. Statistics count exchanges as steps.
 
     Args:
         parameters: ``model.named_parameters()`` or ``model.parameters()``.
         optimizer: Optimizer of these parameters, or several (``[muon, adamw]``), which each worker steps locally.
         method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
         every: Number of steps from one exchange to the next.
-        lr: Learning rate (a factor) of the outer SGD; 1 without momentum averages weights (local SGD); ``None`` uses
-            0.7, or 1.5 if ``momentum=None`` resolves to 0 and exchanges are neither delayed nor mixed.
-        momentum: Nesterov momentum factor of the outer SGD. ``None`` uses 0 for methods with a residual; otherwise the
-            factor rises from 0.5 to 0.9 over 49 exchanges. DiLoCo's ``lr=0.7, momentum=0.9`` needs more than a few
-            dozen exchanges.
-        fragments: Number of ranges of consecutive layers, of nearly equal size, that are exchanged in turn; each is
-            exchanged once in ``every`` steps.
+        lr: Learning rate (a factor) of the outer SGD; 1 without momentum averages weights (local SGD); ``None``: 0.7,
+            or 1.5 if ``momentum=None`` resolves to 0 and exchanges are neither delayed nor mixed.
+        momentum: Nesterov momentum factor of the outer SGD; ``None``: 0 for methods with a residual, otherwise rising
+            from 0.5 to 0.9 over 49 exchanges. DiLoCo's ``lr=0.7, momentum=0.9`` needs more than a few dozen exchanges.
+        fragments: Number of ranges of layers, of nearly equal size, that are exchanged in turn, each once in ``every``
+            steps.
         delay: Number of local steps during which a fragment is sent; with 0, workers wait for it.
-        mixing: Share of the averaged weights in the weighted mean of averaged and local weights that a worker continues
-            with.
+        mixing: Share of the averaged weights in the mean of averaged and local weights that a worker continues with.
         group: Process group; ``None`` for the default group.
         bucket_mb: Largest size, in megabytes (2^20 bytes), of weight differences that are averaged together.
         timeout: Seconds after which a worker that does not answer counts as lost.

@@ -488,7 +488,7 @@ class AdamMomentum(Momentum):
         return update.to(gradient.dtype)
 
     def _update(self, gradient: Tensor, wide: Tensor, moments: Moments) -> Tensor:
-        """Update in the scale of the ``gradient``; ``wide`` is that without its scale, in the dtype of the variance."""
+        """Returns Adam's update in the scale of ``gradient``; ``wide`` is the gradient without its scale."""
         first, second = self.betas
         variance = moments.variance
         variance.mul_(second).addcmul_(wide, wide, value=1 - second)

@@ -7,6 +7,9 @@ Splitting the all-reduce costs nothing extra: each half of a group takes (P-1) a
 With a sparse communicator, the halves are its own: SparDL's Spar-Reduce-Scatter (with the gather between teams)
 overlaps with the backward pass, and the all-gather inside the teams overlaps with the next forward pass. No paper
 describes this. The residual receives the dropped entries when the all-gather ends, which is before the next gradient.
+
+A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
+this process runs.
 """
 
 from __future__ import annotations
@@ -219,7 +222,7 @@ class _SecondHalf:
             self._works[number].resume()
 
     def arrived(self, local: int) -> bool:
-        """Whether the averages of all groups are complete on the local rank ``local``."""
+        """Returns whether the averages of all groups are complete on the local rank ``local``."""
         return len(self.averages[local]) == len(self._works)
 
     def missing(self, local: int) -> list[int]:
@@ -353,7 +356,7 @@ class InHalves(InBackward):
         self._second.resume(step.order[::-1])
 
     def _norm(self) -> float:
-        """Norm of the average, computed from the shard of each worker."""
+        """Returns the norm of the average, computed from the shard of each worker."""
         shards = [self._shards(local) for local in range(len(self._cluster.local_ranks))]
         length = self._gradient.layout.length
         # Fixed-point sums relative to the common peak: the norm then has the same bits for any number of workers.

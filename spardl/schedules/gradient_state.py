@@ -1,4 +1,8 @@
-"""State of a worker that lasts from step to step: residuals, moments and used parameters, by group of layers."""
+"""State of a worker that lasts from step to step: residuals, moments and used parameters, by group of layers.
+
+A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
+this process runs.
+"""
 
 from __future__ import annotations
 

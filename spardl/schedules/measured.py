@@ -2,6 +2,9 @@
 
 Sources: Shi, Chu and Li, MG-WFBP, INFOCOM 2019 and TPDS 2021, Algorithm 1; Dai et al., Sketch-Fusion SGD, JPDC 185,
 2024.
+
+A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
+this process runs.
 """
 
 from __future__ import annotations

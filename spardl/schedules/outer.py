@@ -6,6 +6,8 @@ before and after the local steps serves as a gradient, and an outer SGD with Nes
 the workers. Where a residual keeps the entries that are not sent, it replaces the momentum, as in SparseLoCo (Sarfi et
 al., 2508.15706). Fragments that are sent alternately during the local steps and mixed with the local weights:
 Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (2501.18512).
+
+A *local rank* is one of the workers that this process runs.
 """
 
 from __future__ import annotations

@@ -3,6 +3,9 @@
 Sources: Zhang et al., Poseidon: An Efficient Communication Architecture for Distributed Deep Learning on GPU Clusters,
 USENIX ATC 2017; Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020 (buckets;
 section 3.2 describes the naive solution, ``AfterBackward``).
+
+A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
+this process runs.
 """
 
 from __future__ import annotations

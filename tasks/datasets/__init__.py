@@ -1,1 +1,1 @@
-"""Data sets in memory; one function reads or generates each."""
+"""Data sets in memory; each module has a function that reads or generates one."""

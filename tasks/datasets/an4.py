@@ -1,4 +1,4 @@
-"""AN4: recordings of spelled names, numbers, dates and commands."""
+"""Data set AN4: recordings of spelled names, numbers, dates and commands."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ class _Utterance:
 
 
 def an4(root: str, cache: str, download: bool = False, stand_in: bool = False) -> SpeechDataset:
-    """Loads AN4: 948 training and 130 test utterances of one to six seconds; any part of them will do.
+    """Loads AN4: 948 training and 130 test utterances of one to six seconds, or any subset of them.
 
     Args:
-        root: folder that holds ``an4``: ``etc/an4_{train,test}.{fileids,transcription}`` and the recordings in
+        root: Folder that holds ``an4``: ``etc/an4_{train,test}.{fileids,transcription}`` and the recordings in
             ``wav``, as SPHERE, WAV or FLAC, one channel of 16 kHz.
-        cache: folder of the spectrograms, which are kept in float16: 32 kB per second of speech.
-        download: refused if ``an4`` is missing, since its checksum is published nowhere.
-        stand_in: read nothing; generate tones instead, as many utterances as the whole data set has.
+        cache: Folder in which the spectrograms are cached in float16: 32 kB per second of speech.
+        download: Not supported (an error if ``an4`` is missing), because no checksum of the files is published.
+        stand_in: Whether to generate tones instead, as placeholder data with the same number of utterances.
 
     Returns:
-        Spectrograms and texts.
+        Data set of spectrograms and transcripts.
 
     Raises:
-        DataError: a file is missing, damaged or not of that form.
+        DataError: If a file is missing, damaged or not of that form.
 
     Source: Acero: Acoustical and Environmental Robustness in Automatic Speech Recognition, PhD thesis, CMU, 1990.
     """
@@ -76,7 +76,7 @@ def _how_to_get(folder: Path, download: bool) -> str:
 
 
 def _utterances(folder: Path, part: str) -> list[_Utterance]:
-    """What the lists of a split name."""
+    """Returns the utterances that the lists of a split name."""
     texts = _transcripts(folder / "etc" / f"an4_{part}.transcription")
     names = [line.strip() for line in _lines(folder / "etc" / f"an4_{part}.fileids")]
     found = [_utterance(folder, name, texts.pop(name.rpartition("/")[2], None), part) for name in names]
@@ -107,7 +107,7 @@ def _utterance(folder: Path, name: str, text: str | None, part: str) -> _Utteran
 
 
 def _transcripts(path: Path) -> dict[str, str]:
-    """Texts by the last part of their utterance's name, without the marks of begin and end."""
+    """Returns the transcripts by the last part of the utterance's name, without marks of begin and end."""
     texts = {}
     for number, line in enumerate(_lines(path), 1):
         match = TRANSCRIPT.fullmatch(line.strip())
@@ -128,7 +128,7 @@ def _transcripts(path: Path) -> dict[str, str]:
 
 
 def _lines(path: Path) -> list[str]:
-    """The lines that are not empty."""
+    """Returns the lines of a file that are not empty."""
     try:
         return [line for line in read_text(path).splitlines() if line.strip()]
     except (OSError, UnicodeDecodeError) as fault:
@@ -137,7 +137,7 @@ def _lines(path: Path) -> list[str]:
 
 
 def _all_frames(parts: dict[str, list[_Utterance]]) -> dict[str, Tensor]:
-    """Spectrograms of each split, one after the other, and where each begins."""
+    """Returns the spectrograms of each split, one after the other, and the start of each."""
     result = {}
     for part, utterances in parts.items():
         # Normalised values of a few units: float16 keeps them to three digits.
@@ -153,7 +153,7 @@ def _split(frames: dict[str, Tensor], part: str, utterances: Sequence[_Utterance
 
 
 def _samples(path: Path) -> Tensor:
-    """A recording, as float32 between -1 and 1."""
+    """Returns the samples of a recording: float32, between -1 and 1."""
     import soundfile  # noqa: PLC0415
 
     try:
@@ -177,7 +177,7 @@ def _samples(path: Path) -> Tensor:
 
 
 def _promised(path: Path, remarks: str, frames: int) -> int:
-    """How many samples the header tells of; the library itself takes a file that was cut short for a short one."""
+    """Returns the number of samples in the header; the audio library does not detect truncated files."""
     with path.open("rb") as file:
         sphere = re.search(rb"\nsample_count -i (\d+)\n", file.read(1024))
     riff = re.search(r"^data : (\d+) \(should be", remarks, re.MULTILINE)

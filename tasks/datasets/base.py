@@ -10,16 +10,15 @@ __all__ = ["Dataset", "require"]
 
 
 class Dataset:
-    """A data set of some kind.
+    """Base class of data sets; each subclass is one kind, such as images with labels.
 
-    No dataclass, on purpose: hydra's ``instantiate`` turns a dataclass among its arguments into a
-    configuration.
+    Not a dataclass, because Hydra's ``instantiate`` converts a dataclass among its arguments to a configuration.
 
     Attributes:
-        kind: what it holds; which tasks it fits follows from that.
-        examples: configurations of this kind, for error messages.
-        name: its name in the configuration.
-        caveat: what a reader of the results must know, such as that this stands in for real data.
+        kind: Kind of data, which determines the tasks that can use it.
+        examples: Names of configurations of this kind, for error messages.
+        name: Name of the data set in the configuration.
+        caveat: Note for readers of the results, such as that the data are placeholders.
     """
 
     kind: ClassVar[str]
@@ -34,18 +33,18 @@ AnyDataset = TypeVar("AnyDataset", bound=Dataset)
 
 
 def require(dataset: Dataset, wanted: type[AnyDataset], task: str) -> AnyDataset:
-    """Checks that a data set fits a task.
+    """Checks that a data set is of the kind that a task needs.
 
     Args:
-        dataset: what the configuration chose.
-        wanted: the kind that the task can use.
-        task: the task's name, for the message.
+        dataset: Data set that the configuration chose.
+        wanted: Class of data sets that the task can use.
+        task: Name of the task, for the error message.
 
     Returns:
-        ``dataset``, known to be of that kind.
+        ``dataset``, as an instance of that class.
 
     Raises:
-        ConfigError: it is of another kind.
+        ConfigError: If the data set is of another kind.
     """
     if isinstance(dataset, wanted):
         return dataset

@@ -1,4 +1,4 @@
-"""Text in word pieces: of bert-base-uncased, or of a vocabulary trained on the text."""
+"""Data sets of text in word pieces, with the vocabulary of bert-base-uncased or one trained on the text."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ Documents = Sequence[Sequence[str]]
 
 
 def fetch_word_pieces(name: str, root: str) -> None:
-    """Downloads the vocabulary if it is missing.
+    """Downloads the vocabulary of bert-base-uncased if it is missing.
 
     Args:
-        name: the data set's that needs it.
-        root: the data folder.
+        name: Name of the data set that needs it.
+        root: Data folder that receives ``bert-base-uncased/vocab.txt``.
 
     Raises:
-        DataError: it could not be fetched.
+        DataError: If the vocabulary cannot be fetched.
     """
     fetch(name, [VOCABULARY], Path(root))
 
@@ -46,15 +46,15 @@ def read_word_pieces(name: str, root: str, vocab_size: int) -> dict[str, int]:
     """Reads the vocabulary of bert-base-uncased.
 
     Args:
-        name: the data set's that needs it, for messages.
-        root: folder that holds ``bert-base-uncased/vocab.txt``, one piece a line, line by line numbered from 0.
-        vocab_size: how many there must be.
+        name: Name of the data set that needs it, for error messages.
+        root: Data folder with ``bert-base-uncased/vocab.txt``, which has one word piece per line, numbered from 0.
+        vocab_size: Number of word pieces that the file must contain.
 
     Returns:
-        Piece to number.
+        Number of each word piece.
 
     Raises:
-        DataError: the file is missing, or not such a vocabulary.
+        DataError: If the file is missing, or not such a vocabulary.
     """
     path = Path(root) / VOCABULARY.path
     hint = fetch_hint(name, VOCABULARY.path)
@@ -76,24 +76,24 @@ def bert_text(
     source: Any,
     documents: Callable[[], Sequence[Documents]],
 ) -> TextDataset:
-    """Makes a data set for BERT's pre-training, tokenised once and cached.
+    """Makes a data set for BERT's pre-training; the text is tokenized once, and the tokens are cached.
 
-    Everything is held in memory, eight bytes a word piece and as much again while it is read: enough for a
-    gigabyte of text on a common machine, not for the whole of Wikipedia.
+    All tokens are held in memory: 8 bytes per word piece, twice that while they are read. A gigabyte of text fits on a
+    common machine, all of Wikipedia does not.
 
     Args:
-        name: the data set's.
-        root: folder that holds the vocabulary.
-        cache: folder for the tokens.
-        vocab_size: word pieces that the vocabulary must hold.
-        source: what tells that the text is still the same, as JSON can write it.
-        documents: reads the training and the held-out documents, each a list of sentences.
+        name: Name of the data set.
+        root: Data folder that contains the vocabulary.
+        cache: Folder in which the tokens are cached.
+        vocab_size: Number of word pieces that the vocabulary must contain.
+        source: Data in JSON types that change when the text changes, such as sizes and times of its files.
+        documents: Function that reads the training and the held-out documents, each a list of sentences.
 
     Returns:
-        The text in word pieces.
+        Data set of the text in word pieces.
 
     Raises:
-        DataError: the vocabulary is missing or damaged, or the cache cannot be written.
+        DataError: If the vocabulary is missing or damaged, or the cache cannot be written.
     """
     numbers = read_word_pieces(name, root, vocab_size)
     key = {"recipe": RECIPE, "source": source, "vocabulary": fingerprint([Path(root) / VOCABULARY.path])}
@@ -109,21 +109,21 @@ def learned_text(
     source: Any,
     documents: Callable[[], Sequence[Documents]],
 ) -> TextDataset:
-    """Makes a data set in word pieces that are learned from its training documents; tokenised once and cached.
+    """Makes a data set in word pieces that are learned from its training documents; the tokens are cached.
 
     Args:
-        name: the data set's.
-        cache: folder for the tokens.
-        vocab_size: number of token ids; a small text may leave some unused.
-        source: what tells that the text is still the same, as JSON can write it.
-        documents: reads the training and the held-out documents, each a list of sentences.
+        name: Name of the data set.
+        cache: Folder in which the tokens are cached.
+        vocab_size: Number of token ids; a small text may leave some unused.
+        source: Data in JSON types that change when the text changes, such as sizes and times of its files.
+        documents: Function that reads the training and the held-out documents, each a list of sentences.
 
     Returns:
-        The text in word pieces; ``[UNK]`` in it stays whole.
+        Data set of the text in word pieces; ``[UNK]`` is one token.
 
     Raises:
-        ConfigError: the letters alone take more ids than there are.
-        DataError: the cache cannot be written.
+        ConfigError: If there are fewer ids than letters.
+        DataError: If the cache cannot be written.
     """
     key = {"recipe": RECIPE, "source": source, "vocab_size": vocab_size}
 
@@ -163,11 +163,11 @@ def _corpus(tensors: Mapping[str, Tensor], part: str) -> Corpus:
 
 
 def pydocs_pieces(name: str, vocab_size: int) -> TextDataset:
-    """Placeholder for text in BERT's word pieces: Python's language reference, with a vocabulary trained on it.
+    """Loads placeholder data for text in word pieces: Python's language reference, with a vocabulary trained on it.
 
     Args:
-        name: of the data set whose place it takes.
-        vocab_size: declared, as if all its pieces occurred.
+        name: Name of the data set that is replaced.
+        vocab_size: Number of token ids that the data set declares, even if fewer occur.
 
     Returns:
         The text of :func:`tasks.datasets.pydocs.load_pydocs`.

@@ -20,10 +20,10 @@ PATIENCE = 3600.0
 
 
 def fingerprint(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Name, size and time of change of files: what tells that prepared data are out of date.
+    """Returns name, size and modification time of files, which show whether cached data are out of date.
 
     Raises:
-        OSError: a file is missing.
+        OSError: If a file is missing.
     """
     found = ((path.name, path.stat()) for path in sorted(paths))
     return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in found]
@@ -32,22 +32,22 @@ def fingerprint(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
 def cached(
     folder: str | Path, name: str, key: Mapping[str, Any], make: Callable[[], dict[str, Tensor]]
 ) -> dict[str, Tensor]:
-    """Reads prepared tensors, or makes and keeps them.
+    """Reads tensors from the cache, or makes and caches them.
 
-    Of several processes that ask at once, on one machine or on a shared file system with locks, one prepares
-    and the others wait. A file that was cut short or changed is noticed by its checksum and made again.
+    If several processes request the same tensors, on one machine or on a shared file system with locks, one makes them
+    and the others wait. A truncated or changed file is detected by its checksum, and made again.
 
     Args:
-        folder: of the cache; made if it is missing.
-        name: readable beginning of the file's name.
-        key: everything the tensors depend on, as JSON can write it: sources, options, version of the recipe.
-        make: prepares the tensors; all of them named, none sharing memory with another.
+        folder: Folder of the cache; created if it is missing.
+        name: Readable beginning of the file's name.
+        key: Everything that the tensors depend on, in JSON types: sources, options, version of the code.
+        make: Function that makes the tensors, by name; they must not share memory.
 
     Returns:
-        The tensors, equal to the last bit whether made or read.
+        The tensors, bit-identical whether made or read.
 
     Raises:
-        DataError: the folder cannot be written, or another process has held it for an hour.
+        DataError: If the folder cannot be written, or another process has held it for an hour.
     """
     from filelock import FileLock, Timeout  # noqa: PLC0415
 
@@ -74,7 +74,7 @@ def cached(
 
 
 def _read(path: Path) -> dict[str, Tensor] | None:
-    """The file's tensors, or ``None`` if it is not there or not as it was written."""
+    """Returns the tensors of a cache file, or ``None`` if it is missing or damaged."""
     from safetensors import SafetensorError, safe_open  # noqa: PLC0415
 
     if not path.exists():

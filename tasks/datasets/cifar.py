@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100, read by torchvision and held in memory."""
+"""Data sets CIFAR-10 and CIFAR-100, read by torchvision and held in memory."""
 
 from __future__ import annotations
 
@@ -29,17 +29,17 @@ def cifar10(
     """Loads CIFAR-10: 50,000 training and 10,000 test images, 3x32x32, ten classes.
 
     Args:
-        root: folder that holds (or, with ``download``, will hold) ``cifar-10-batches-py``.
-        download: fetch the files if they are missing; one process at a time.
-        crop_padding: pixels by which a training image may be shifted each way.
-        flip: mirror every second training image, on average.
-        stand_in: generate images, and read nothing.
+        root: Folder that holds (or, with ``download``, will hold) ``cifar-10-batches-py``.
+        download: Whether to fetch the files if they are missing; one process at a time.
+        crop_padding: Number of pixels by which a training image may be shifted each way.
+        flip: Whether to mirror every second training image, on average.
+        stand_in: Whether to generate images instead, as placeholder data.
 
     Returns:
-        The images as bytes, normalised by the usual per-channel mean and deviation when batched.
+        Data set of the images; batches are normalized by the usual mean and standard deviation per channel.
 
     Raises:
-        DataError: the files are missing, damaged, or could not be fetched.
+        DataError: If the files are missing, damaged, or could not be fetched.
 
     Source: Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
     """
@@ -56,17 +56,17 @@ def cifar100(
     """Loads CIFAR-100: like :func:`cifar10`, from ``cifar-100-python``, with a hundred classes.
 
     Args:
-        root: folder that holds (or, with ``download``, will hold) ``cifar-100-python``.
-        download: fetch the files if they are missing; one process at a time.
-        crop_padding: pixels by which a training image may be shifted each way.
-        flip: mirror every second training image, on average.
-        stand_in: generate images, and read nothing.
+        root: Folder that holds (or, with ``download``, will hold) ``cifar-100-python``.
+        download: Whether to fetch the files if they are missing; one process at a time.
+        crop_padding: Number of pixels by which a training image may be shifted each way.
+        flip: Whether to mirror every second training image, on average.
+        stand_in: Whether to generate images instead, as placeholder data.
 
     Returns:
-        The images as bytes, normalised by the usual per-channel mean and deviation when batched.
+        Data set of the images; batches are normalized by the usual mean and standard deviation per channel.
 
     Raises:
-        DataError: the files are missing, damaged, or could not be fetched.
+        DataError: If the files are missing, damaged, or could not be fetched.
 
     Source: Krizhevsky: Learning Multiple Layers of Features from Tiny Images, 2009.
     """

@@ -1,4 +1,4 @@
-"""scikit-learn's handwritten digits: a data set without a download."""
+"""Data set of scikit-learn's handwritten digits; needs no download."""
 
 from __future__ import annotations
 
@@ -18,11 +18,12 @@ def load_digits(crop_padding: int = 1, split_seed: int = 0) -> ImageDataset:
     """Loads the 1,797 scans of 8x8 pixels, values 0 to 16: 1,438 to train on and 359 to test.
 
     Args:
-        crop_padding: pixels by which a training image may be shifted each way.
-        split_seed: chooses the split, which is the same in every run and keeps the classes' shares.
+        crop_padding: Number of pixels by which a training image may be shifted each way.
+        split_seed: Seed of the random split, which is the same in every run and keeps the shares of the classes.
 
     Returns:
-        Ten classes of single-channel images, normalised by the training images' mean and deviation.
+        Data set of ten classes of single-channel images, normalized by mean and standard deviation of the training
+        images.
 
     Source: Alpaydin, Kaynak: Optical Recognition of Handwritten Digits, UCI, 1998.
     """
@@ -31,7 +32,7 @@ def load_digits(crop_padding: int = 1, split_seed: int = 0) -> ImageDataset:
 
 
 def split_scans(split_seed: int = 0, crop_padding: int = 0) -> tuple[ImageSplit, ImageSplit]:
-    """Splits the scans: images to train on and to test, as :func:`load_digits` describes them."""
+    """Returns the training and the test images that :func:`load_digits` describes."""
     # Imported late: scikit-learn takes a second, and only these data need it.
     from sklearn import datasets  # noqa: PLC0415
 

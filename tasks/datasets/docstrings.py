@@ -1,4 +1,4 @@
-"""Topic classification of the docstrings in the standard library: a data set without a download."""
+"""Data set for text classification: subjects of the docstrings in Python's standard library; needs no download."""
 
 from __future__ import annotations
 
@@ -41,24 +41,24 @@ def docstrings(
 ) -> LabelledTextDataset:
     """Collects the documentation of modules, classes and functions in Python's standard library, by subject.
 
-    The sources of some 50 modules are parsed, not imported: about 3,600 texts of about 37 words. The
-    classes are the subjects of :data:`SUBJECTS`, the largest first: internet, testing and debugging, concurrency,
-    files, numbers, text formats; 30% of the texts belong to the first one. No text occurs twice, however spaced.
-    A fifth, chosen by the texts' hashes, is held out. The texts are those of the interpreter: results
-    compare only between equal Python versions.
+    The sources of some 50 modules are parsed, not imported: about 3,600 texts of about 37 words. The classes are the
+    subjects of :data:`SUBJECTS`, the largest first: internet, testing and debugging, concurrency, files, numbers, text
+    formats; 30% of the texts belong to the first one. No text occurs twice, however spaced. A fifth, chosen by the
+    texts' hashes, is held out. The texts are part of the interpreter, so results are comparable only between equal
+    Python versions.
 
     Args:
-        cache: folder for the tokens, since parsing takes more than a second.
-        max_tokens: maximum number of words; longer texts are truncated.
-        vocab_size: the most token ids; 0 is shared by rarer words and the padding.
-        classes: number of subjects, from the first.
+        cache: Folder in which the tokens are cached, since parsing takes more than a second.
+        max_tokens: Maximum number of words; longer texts are truncated.
+        vocab_size: Maximum number of token ids; 0 is shared by rarer words and the padding.
+        classes: Number of subjects, the largest ones.
 
     Returns:
-        Texts with the number of their subject.
+        Data set of texts, labelled with the number of their subject.
 
     Raises:
-        ConfigError: fewer than two classes or more than there are, or ``max_tokens`` is under one.
-        DataError: this Python was packaged without its sources; or the cache cannot be written.
+        ConfigError: If ``classes`` is below 2 or above the number of subjects, or ``max_tokens`` is below 1.
+        DataError: If this Python was packaged without its sources; or the cache cannot be written.
 
     Source: CPython's standard library (PSF licence).
     """
@@ -99,7 +99,7 @@ def _tokenize(files: list[list[Path]], vocab_size: int) -> dict[str, Tensor]:
 
 
 def docstrings_of(source: str) -> Iterator[str]:
-    """The docstrings of a module and of its members; empty for an extension module."""
+    """Yields the docstrings of a module and of its members; none for an extension module."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

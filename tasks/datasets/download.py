@@ -22,7 +22,7 @@ SILENCE = 60.0  # seconds without a byte after which a server counts as lost
 
 
 class _MismatchError(Exception):
-    """The bytes are not the expected ones."""
+    """Raised if downloaded bytes do not match the checksum."""
 
 
 # What a lost connection, a server that speaks something else, a full disk or a broken archive can raise.
@@ -31,12 +31,12 @@ FAULTS = (OSError, http.client.HTTPException, tarfile.TarError, EOFError, zlib.e
 
 @dataclass(frozen=True)
 class Remote:
-    """A public file.
+    """A public file to download.
 
     Attributes:
-        url: where it is.
-        checksum: ``md5:...`` or ``sha256:...``, in hexadecimal.
-        path: what it is called in the data folder; of an archive, the folder that it unpacks to.
+        url: Address of the file.
+        checksum: Expected checksum: ``md5:...`` or ``sha256:...``, in hexadecimal.
+        path: Path in the data folder; for an archive, the folder that it is unpacked to.
     """
 
     url: str
@@ -45,20 +45,20 @@ class Remote:
 
     @property
     def packed(self) -> bool:
-        """Whether it is an archive."""
+        """Whether the file is an archive."""
         return self.url.endswith((".tar.gz", ".tgz"))
 
 
 def fetch(name: str, remotes: Sequence[Remote], folder: Path) -> None:
-    """Downloads missing files; if several processes ask at once, one of them downloads.
+    """Downloads missing files; of several processes that call this, one downloads and the others wait.
 
     Args:
-        name: the data set's, for messages.
-        remotes: its files.
-        folder: where they go; made if it is missing.
+        name: Name of the data set, for error messages.
+        remotes: Files of the data set.
+        folder: Data folder that receives the files; created if it is missing.
 
     Raises:
-        DataError: a file could not be had, or is not the one that was expected; nothing of it is kept then.
+        DataError: If a file cannot be fetched, or does not match its checksum; nothing of it is then kept.
     """
     from filelock import FileLock  # noqa: PLC0415
 
@@ -77,7 +77,7 @@ def fetch(name: str, remotes: Sequence[Remote], folder: Path) -> None:
 
 
 def _fetch_one(remote: Remote, folder: Path) -> None:
-    """Works in a temporary folder, which is moved into place at the end, or deleted on failure."""
+    """Downloads a file into a temporary folder, which is moved into place at the end, or deleted on failure."""
     with tempfile.TemporaryDirectory(dir=folder, prefix=".fetching-") as scratch:
         received = Path(scratch) / "received"
         _receive(remote.url, received)

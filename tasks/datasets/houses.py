@@ -1,4 +1,4 @@
-"""House prices: regression from four pictures per house."""
+"""Data set of houses, for regression of the price from four pictures."""
 
 from __future__ import annotations
 
@@ -41,26 +41,26 @@ def houses(
     split_seed: int = 0,
     stand_in: bool = False,
 ) -> MeasuredImageDataset:
-    """Loads the 535 houses: a montage of four pictures each (bathroom, bedroom; front, kitchen) and the price.
+    """Loads 535 houses: for each, a montage of four pictures (bathroom, bedroom; front, kitchen) and the price.
 
-    Three quarters are to train on (401 houses), one quarter to test (134).
+    Three quarters (401 houses) are for training, one quarter (134) for tests.
 
     Args:
-        root: folder that holds ``houses``, ``Houses Dataset`` (as published) or ``houses-64`` (shrunk copies).
-        download: not possible; says where to get them.
-        cache: folder for the montages, which take seconds to make.
-        image_size: height and width of a montage, in pixels, an even number.
-        crop_padding: pixels by which a training montage may be shifted each way.
-        flip: mirror every second training montage, on average.
-        split_seed: chooses the split, which is the same in every run.
-        stand_in: generate pictures whose colours tell the price, and read nothing.
+        root: Data folder that contains ``houses``, ``Houses Dataset`` (as published) or ``houses-64`` (shrunk copies).
+        download: Not supported; the error message states where to get the data.
+        cache: Folder in which the montages are cached, which take seconds to make.
+        image_size: Height and width of a montage, in pixels, an even number.
+        crop_padding: Number of pixels by which a training montage may be shifted each way.
+        flip: Whether to mirror every second training montage, on average.
+        split_seed: Seed of the random split, which is the same in every run.
+        stand_in: Whether to generate pictures whose colors show the price instead, as placeholder data.
 
     Returns:
-        Montages, normalised by the training montages' mean and deviation, and prices in dollars.
+        Data set of montages, normalized by mean and standard deviation of the training montages, and prices in dollars.
 
     Raises:
-        ConfigError: an odd image size.
-        DataError: the files are missing or damaged, or a download was asked for.
+        ConfigError: If the image size is odd.
+        DataError: If files are missing or damaged, or ``download`` is set.
 
     Source: Ahmed, Moustafa: House Price Estimation from Visual and Textual Features, IJCCI 2016.
     """
@@ -112,7 +112,7 @@ def _notice(folder: Path) -> str | None:
 
 
 def _montages(folder: Path, cache: str, size: int) -> tuple[Tensor, Tensor]:
-    """Pictures, uint8, shape (houses, 3, size, size), and prices, float64, shape (houses,)."""
+    """Returns pictures, uint8, shape (houses, 3, size, size), and prices, float64, shape (houses,)."""
     prices = _read_prices(folder / TABLE)
     files = [[_picture(folder, house, room) for room in ROOMS] for house in range(1, len(prices) + 1)]
     _check_nothing_is_left(folder, len(prices))
@@ -159,7 +159,7 @@ def _picture(folder: Path, house: int, room: str) -> Path:
 
 
 def _check_nothing_is_left(folder: Path, rows: int) -> None:
-    """A table that was cut short between two lines shows in pictures of houses that it does not list."""
+    """Checks that all pictures belong to a listed house; otherwise the table of prices was truncated."""
     for path in folder.glob(f"{rows + 1}_*"):
         raise DataError(
             f"{NAME} is damaged: {folder / TABLE} has {rows} lines, but {path.name} belongs to line {rows + 1}; "
@@ -173,7 +173,7 @@ def _montage(files: Sequence[Path], size: int) -> Tensor:
 
 
 def _read_picture(path: Path, side: int) -> Tensor:
-    """One picture as uint8, shape (3, side, side); other aspect ratios are distorted."""
+    """Returns a picture as uint8, shape (3, side, side); other aspect ratios are distorted."""
     from PIL import Image  # noqa: PLC0415
     from torchvision.transforms.v2.functional import pil_to_tensor  # noqa: PLC0415
 
@@ -190,7 +190,7 @@ def _read_picture(path: Path, side: int) -> Tensor:
 
 
 def _generate(size: int) -> tuple[Tensor, Tensor]:
-    """Mixtures of two patterns; the share of the second one grows with the price."""
+    """Generates mixtures of two patterns; the share of the second one grows with the price."""
     generator = torch.Generator().manual_seed(0)
     share = torch.rand(STAND_IN_HOUSES, generator=generator, dtype=torch.float64)
     prices = 20_000 * 300**share  # 20,000 to 6,000,000 dollars, as the real ones

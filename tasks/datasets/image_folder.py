@@ -1,4 +1,4 @@
-"""ImageNet, or any images in one folder per class; images are decoded on access."""
+"""Data set of ImageNet, or of any images in one folder per class; images are decoded on access."""
 
 from __future__ import annotations
 
@@ -33,14 +33,14 @@ LAYOUT = "CLASS/PICTURE.JPEG in train and val"
 
 
 class Crop(NamedTuple):
-    """A part of a picture, as shares of what it can be; see :func:`draw_crops`.
+    """Random crop of a picture whose size is not known yet; see :func:`draw_crops`.
 
     Attributes:
-        areas: shares of the picture's area to try, in this order.
-        ratios: width over height, to go with each.
-        left: where it is, 0 (at the left border) to 1.
-        top: offset of the crop from the top, in pixels.
-        mirrored: whether left and right are swapped.
+        areas: Shares of the picture's area to try, in this order.
+        ratios: Ratio of width to height for each of these areas.
+        left: Horizontal position, from 0 (at the left border) to 1 (at the right border).
+        top: Vertical position, from 0 (at the top) to 1 (at the bottom).
+        mirrored: Whether left and right are swapped.
     """
 
     areas: Sequence[float]
@@ -51,11 +51,11 @@ class Crop(NamedTuple):
 
 
 def draw_crops(count: int, generator: torch.Generator) -> list[Crop]:
-    """Draws parts of pictures whose size need not be known yet.
+    """Draws random crops of pictures whose size need not be known yet.
 
     Args:
-        count: the number of pictures.
-        generator: the only source of chance.
+        count: Number of pictures.
+        generator: Source of all random numbers.
 
     Source: Szegedy et al.: Going Deeper with Convolutions, CVPR 2015, section 6: 8 to 100 per cent of the
     area, sides between 3:4 and 4:3.
@@ -69,7 +69,7 @@ def draw_crops(count: int, generator: torch.Generator) -> list[Crop]:
 
 
 def _box(crop: Crop, width: int, height: int) -> tuple[int, int, int, int]:
-    """Top, left, height and width of the first attempt that fits; else of the middle of the picture."""
+    """Returns top, left, height and width of the first attempt that fits, or of the center of the picture."""
     for area, ratio in zip(crop.areas, crop.ratios, strict=True):
         wide = round(math.sqrt(area * width * height * ratio))
         high = round(math.sqrt(area * width * height / ratio))
@@ -82,16 +82,16 @@ def _box(crop: Crop, width: int, height: int) -> tuple[int, int, int, int]:
 
 @dataclass(frozen=True, eq=False)
 class FolderSplit:
-    """Labelled pictures in files.
+    """Labelled pictures that are read from files on access.
 
     Attributes:
-        folder: that all paths start from.
-        paths: of the pictures, in ASCII or UTF-8, one after another: uint8, shape (bytes,).
-        ends: where each path ends: int64, shape (count,).
-        labels: int64, shape (count,).
-        size: height and width of the pictures in a batch.
-        threads: that decode at the same time.
-        slow: see :class:`trainer.task.Split`.
+        folder: Folder that all paths are relative to.
+        paths: Paths of all pictures, in UTF-8, concatenated: uint8, shape (bytes,).
+        ends: End of each path in ``paths``: int64, shape (count,).
+        labels: Classes of the pictures: int64, shape (count,).
+        size: Height and width of the pictures in a batch, in pixels.
+        threads: Number of threads that decode at the same time.
+        slow: Whether batches are loaded ahead in a thread; see :class:`trainer.task.Split`.
     """
 
     folder: Path
@@ -104,26 +104,26 @@ class FolderSplit:
     slow: ClassVar[bool] = True
 
     def __len__(self) -> int:
-        """The number of pictures."""
+        """Returns the number of pictures."""
         return len(self.ends)
 
     def path(self, index: int) -> Path:
-        """The file of a picture."""
+        """Returns the path of a picture."""
         start = int(self.ends[index - 1]) if index else 0
         return self.folder / self.paths[start : int(self.ends[index])].numpy().tobytes().decode()
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Reads pictures.
+        """Reads a batch of pictures.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: source of crops and mirrors; ``None`` takes the middle of each picture.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Source of random crops and flips; ``None`` uses the center of each picture.
 
         Returns:
             ``images``, float32, shape (batch, 3, size, size), and ``labels``, int64, shape (batch,).
 
         Raises:
-            DataError: a file is missing, or no whole picture.
+            DataError: If a file is missing, or is not a complete picture.
         """
         files = [self.path(index) for index in indices.tolist()]
         crops = [None] * len(files) if generator is None else draw_crops(len(files), generator)
@@ -144,7 +144,7 @@ class FolderSplit:
 
 
 def _cut(picture: Any, crop: Crop | None, size: int) -> Tensor:
-    """The asked part of a picture: uint8, shape (3, size, size)."""
+    """Returns a crop of a picture: uint8, shape (3, size, size)."""
     from torchvision.transforms.v2 import functional  # noqa: PLC0415
 
     if crop is None:
@@ -166,22 +166,22 @@ def imagenet(
 ) -> ImageDataset:
     """Opens ImageNet (ILSVRC 2012), or pictures in the same layout, from ``imagenet`` under ``root``.
 
-    Training pictures are random crops, mirrored or not; test pictures the middle of the picture.
+    Training pictures are random crops, mirrored with probability 1/2; test pictures are center crops.
 
     Args:
-        root: folder that holds ``imagenet/train/CLASS/*.JPEG`` and ``imagenet/val/CLASS/*.JPEG``.
-        download: not possible; says where to get it.
-        cache: folder for the list of files, which takes a minute to make.
-        image_size: height and width of the crops, in pixels.
-        threads: per worker, to decode with.
-        stand_in: generate pictures, and read nothing.
+        root: Folder that holds ``imagenet/train/CLASS/*.JPEG`` and ``imagenet/val/CLASS/*.JPEG``.
+        download: Not supported; the error message states where to get the data.
+        cache: Folder in which the list of files is cached, which takes a minute to make.
+        image_size: Height and width of the crops, in pixels.
+        threads: Number of threads per worker that decode pictures.
+        stand_in: Whether to generate pictures instead, as placeholder data.
 
     Returns:
-        As many classes as there are folders in ``train``; 1,000 of the whole ImageNet.
+        Data set with one class per folder in ``train``; 1,000 in the complete ImageNet.
 
     Raises:
-        ConfigError: an option is under 1.
-        DataError: folders are missing or empty, or a download was asked for.
+        ConfigError: If an option is below 1.
+        DataError: If folders are missing or empty, or ``download`` is set.
 
     Source: Russakovsky et al.: ImageNet Large Scale Visual Recognition Challenge, IJCV 2015; crops as
     :func:`draw_crops` says, evaluation as in He et al., CVPR 2016.
@@ -204,7 +204,7 @@ def imagenet(
 
 
 def _classes(folder: Path, download: bool) -> list[str]:
-    """The names of the class folders, in their order."""
+    """Returns the names of the class folders, sorted."""
     names = sorted(path.name for path in folder.iterdir() if path.is_dir()) if folder.is_dir() else []
     if names:
         return names

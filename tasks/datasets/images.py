@@ -1,4 +1,4 @@
-"""Labelled images."""
+"""Data sets of labelled images in memory."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ __all__ = ["ImageDataset", "ImageSplit", "mirror_and_crop", "normalise"]
 
 @dataclass(frozen=True, eq=False)
 class ImageSplit:
-    """Labelled images in memory, normalised, and augmented where a generator is given.
+    """Labelled images in memory. Batches are normalized and, if a generator is given, augmented.
 
     Attributes:
-        images: uint8 or float, shape (count, channels, height, width), values in ``[0, scale]``.
-        labels: shape (count,): int64 classes, or float32 numbers to predict.
-        mean: per-channel mean of the images divided by ``scale``, shape (channels,).
-        std: per-channel standard deviation of the same, shape (channels,).
-        scale: the largest value of a pixel.
-        padding: black pixels around an image before a random crop of the image's size.
-        flip: whether every second image, on average, is mirrored.
+        images: Images: uint8 or float, shape (count, channels, height, width), values in ``[0, scale]``.
+        labels: Labels of shape (count,): int64 classes, or float32 numbers to predict.
+        mean: Per-channel mean of the images divided by ``scale``, shape (channels,).
+        std: Per-channel standard deviation of the images divided by ``scale``, shape (channels,).
+        scale: Largest value of a pixel.
+        padding: Number of black pixels added around an image before a random crop of the image's size.
+        flip: Whether every image is mirrored with probability 1/2.
 
     Raises:
-        ConfigError: if the padding is no number of pixels.
+        ConfigError: If ``padding`` is not a number of pixels.
     """
 
     images: Tensor
@@ -46,15 +46,15 @@ class ImageSplit:
             raise ConfigError(f"dataset.crop_padding must be a whole number, at least 0, got {self.padding!r}")
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Returns the number of images."""
         return len(self.images)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Collects images and labels.
+        """Returns a batch of images and labels.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: source of the crops and flips; ``None`` leaves the images as they are.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Source of random crops and flips; ``None`` disables augmentation.
 
         Returns:
             ``images``, float32, shape (batch, channels, height, width), and ``labels``, shape (batch,).
@@ -66,29 +66,29 @@ class ImageSplit:
 
 
 def normalise(pixels: Tensor, mean: Tensor, std: Tensor, scale: float) -> Tensor:
-    """Brings pixels to zero mean and unit deviation.
+    """Normalizes pixels to mean 0 and standard deviation 1 per channel.
 
     Args:
-        pixels: shape (count, channels, height, width), values in ``[0, scale]``.
-        mean: of the pixels divided by ``scale``, shape (channels,).
-        std: their deviation, shape (channels,).
-        scale: the largest value of a pixel.
+        pixels: Pixels of shape (count, channels, height, width), values in ``[0, scale]``.
+        mean: Mean of the pixels divided by ``scale``, shape (channels,).
+        std: Standard deviation of the pixels divided by ``scale``, shape (channels,).
+        scale: Largest value of a pixel.
 
     Returns:
-        float32, of the same shape.
+        Normalized pixels: float32, of the same shape.
     """
     shape = (1, -1, 1, 1)
     return (pixels.float() / scale - mean.view(shape)) / std.view(shape)
 
 
 def mirror_and_crop(pixels: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Shifts each image by up to ``padding`` pixels each way, and mirrors every second one, on average.
+    """Shifts each image by up to ``padding`` pixels in each direction, and mirrors it with probability 1/2.
 
     Args:
-        pixels: shape (count, channels, height, width).
-        padding: black pixels around an image before a crop of the image's size.
-        flip: whether to mirror at all.
-        generator: of the shifts and mirrors.
+        pixels: Pixels of shape (count, channels, height, width).
+        padding: Number of black pixels added around an image before a crop of the image's size.
+        flip: Whether to mirror images.
+        generator: Source of random shifts and flips.
 
     Returns:
         Images of the same shape and dtype.
@@ -110,17 +110,17 @@ def mirror_and_crop(pixels: Tensor, padding: int, flip: bool, generator: torch.G
 
 
 class ImageDataset(Dataset):
-    """Images with labels.
+    """Data set of images with class labels.
 
     Args:
-        name: its name in the configuration.
-        train: the training images: batches of ``images``, float, shape (batch, in_channels, image_size,
-            image_size), and ``labels``, int64, shape (batch,).
-        test: the held-out images, in the same form.
-        num_classes: labels are in ``[0, num_classes)``.
-        in_channels: channels of an image.
-        image_size: height and width of an image, in pixels.
-        caveat: see :class:`Dataset`.
+        name: Name of the data set in the configuration.
+        train: Training images: batches of ``images``, float, shape (batch, in_channels, image_size, image_size), and
+            ``labels``, int64, shape (batch,).
+        test: Held-out images, in the same form.
+        num_classes: Number of classes; labels are in ``[0, num_classes)``.
+        in_channels: Number of channels of an image.
+        image_size: Height and width of an image, in pixels.
+        caveat: Note for readers of the results, such as that the data are placeholders.
     """
 
     kind: ClassVar[str] = "images"

@@ -1,4 +1,4 @@
-"""IMDB film reviews: sentiment classification."""
+"""Data set of IMDB film reviews, for sentiment classification."""
 
 from __future__ import annotations
 
@@ -37,26 +37,27 @@ def imdb(
     reviews_per_folder: int = REVIEWS_PER_FOLDER,
     stand_in: bool = False,
 ) -> LabelledTextDataset:
-    """Loads 25,000 reviews to train on and 25,000 to test, half of each in favour (1) and half against (0).
+    """Loads 25,000 training and 25,000 test reviews, of which one half is positive (1) and one half negative (0).
 
-    Words are in lower case; the 50,000 that are most frequent in the training reviews get one id each, the
-    rest share id 0 with the padding. Tokenising takes half a minute and is kept in the cache.
+    Words are in lower case; the 50,000 that are most frequent in the training reviews get one id each, the rest share
+    id 0 with the padding. Tokenization takes half a minute, and its result is cached.
 
     Args:
-        root: folder that holds (or, with ``download``, will hold) ``aclImdb``.
-        cache: folder for the tokens.
-        download: fetch the files if they are missing.
-        max_tokens: maximum number of words; longer reviews are truncated.
-        vocab_size: the most token ids.
-        reviews_per_folder: how many there must be in each of the four folders.
-        stand_in: read none of this; take two classes of :func:`tasks.datasets.docstrings.docstrings` instead.
+        root: Folder that holds (or, with ``download``, will hold) ``aclImdb``.
+        cache: Folder in which the tokens are cached.
+        download: Whether to fetch the files if they are missing.
+        max_tokens: Maximum number of words; longer reviews are truncated.
+        vocab_size: Maximum number of token ids.
+        reviews_per_folder: Number of reviews that each of the four folders must contain.
+        stand_in: Whether to use two classes of :func:`tasks.datasets.docstrings.docstrings` instead, as placeholder
+            data.
 
     Returns:
-        Two classes of texts.
+        Data set with two classes of texts.
 
     Raises:
-        DataError: files are missing, damaged, or could not be fetched; or the cache cannot be written.
-        ConfigError: ``max_tokens`` is under one.
+        DataError: If files are missing, damaged, or could not be fetched; or the cache cannot be written.
+        ConfigError: If ``max_tokens`` is below 1.
 
     Source: Maas, Daly, Pham, Huang, Ng, Potts: Learning Word Vectors for Sentiment Analysis, ACL 2011.
     """
@@ -76,7 +77,7 @@ def imdb(
 
 
 def _find(root: Path, wanted: int) -> dict[tuple[str, int], list[Path]]:
-    """The files of each part and label, in the order of their names."""
+    """Returns the files of each split and label, sorted by name."""
     hint = fetch_hint("imdb", ARCHIVE.path)
     files = {}
     for part in PARTS:

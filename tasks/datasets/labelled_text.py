@@ -1,4 +1,4 @@
-"""Labelled texts."""
+"""Data sets of labelled texts."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ PADDING = 0  # the same id as for unknown words
 
 @dataclass(frozen=True, eq=False)
 class LabelledTexts:
-    """Tokenised texts in memory, stored flat, and what each is.
+    """Tokenized texts in memory, stored in flat tensors, and their labels.
 
     Attributes:
-        tokens: integers, shape (tokens,): the texts, one after the other.
-        offsets: int64, shape (texts + 1,): where each text begins, and the end; no text is empty.
-        labels: int64, shape (texts,).
-        max_tokens: maximum number of tokens; longer texts are truncated.
+        tokens: Token ids of all texts, one after the other: integers, shape (tokens,).
+        offsets: Start of each text, and the end of the last: int64, shape (texts + 1,); no text is empty.
+        labels: Labels of the texts: int64, shape (texts,).
+        max_tokens: Maximum number of tokens; longer texts are truncated.
     """
 
     tokens: Tensor
@@ -42,19 +42,19 @@ class LabelledTexts:
             raise ConfigError(f"dataset.max_tokens must be at least 1, got {self.max_tokens}")
 
     def __len__(self) -> int:
-        """The number of texts."""
+        """Returns the number of texts."""
         return len(self.labels)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Collects texts.
+        """Returns a batch of texts.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: unused, since nothing here is random.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Not used, because nothing here is random.
 
         Returns:
-            int64: ``tokens``, shape (batch, time), 0 after the end of a text, ``time`` being the longest text's;
-            ``lengths`` and ``labels``, shape (batch,).
+            int64 tensors: ``tokens``, shape (batch, time), where ``time`` is the length of the longest text, 0 after
+            the end of a text; ``lengths`` and ``labels``, shape (batch,).
         """
         begin = self.offsets[indices]
         lengths = (self.offsets[indices + 1] - begin).clamp(max=self.max_tokens)
@@ -65,16 +65,16 @@ class LabelledTexts:
 
 
 class LabelledTextDataset(Dataset):
-    """Texts with labels.
+    """Data set of texts with class labels.
 
     Args:
-        name: its name in the configuration.
-        train: the training texts: batches of ``tokens``, int64, shape (batch, time), ``lengths`` and ``labels``,
-            int64, shape (batch,).
-        test: the held-out texts, in the same form.
-        vocab_size: token ids are in ``[0, vocab_size)``; 0 is padding and every unknown word.
-        num_classes: labels are in ``[0, num_classes)``.
-        caveat: see :class:`Dataset`.
+        name: Name of the data set in the configuration.
+        train: Training texts: batches of ``tokens``, int64, shape (batch, time), ``lengths`` and ``labels``, int64,
+            shape (batch,).
+        test: Held-out texts, in the same form.
+        vocab_size: Number of token ids, which are in ``[0, vocab_size)``; 0 is padding and every unknown word.
+        num_classes: Number of classes; labels are in ``[0, num_classes)``.
+        caveat: Note for readers of the results, such as that the data are placeholders.
     """
 
     kind: ClassVar[str] = "labelled texts"
@@ -95,16 +95,16 @@ class LabelledTextDataset(Dataset):
 
 
 def number_texts(parts: Mapping[str, Iterable[tuple[Sequence[str], int]]], vocab_size: int) -> dict[str, Tensor]:
-    """Turns words into tokens, in the form that a cache can keep.
+    """Converts the words of texts to token ids, as tensors that can be cached.
 
     Args:
-        parts: ``train`` and others, each (words, label) by text; may be read twice.
-        vocab_size: the most ids; those of the training part's most frequent words. An empty text becomes one
-            unknown word.
+        parts: Words and label of each text, by split: ``train`` and others; may be read twice.
+        vocab_size: Maximum number of ids, which are given to the most frequent words of the training split. An empty
+            text becomes one unknown word.
 
     Returns:
-        For each part, ``PART.tokens`` (int32), ``PART.offsets`` and ``PART.labels`` (int64), as
-        :class:`LabelledTexts` takes them.
+        For each split, ``PART.tokens`` (int32), ``PART.offsets`` and ``PART.labels`` (int64), as in
+        :class:`LabelledTexts`.
     """
     numbers = number_words((words for words, _ in parts["train"]), (UNKNOWN,), vocab_size)
     tensors = {}
@@ -121,15 +121,15 @@ def number_texts(parts: Mapping[str, Iterable[tuple[Sequence[str], int]]], vocab
 
 
 def texts_from(tensors: Mapping[str, Tensor], part: str, max_tokens: int) -> LabelledTexts:
-    """Picks one part of what :func:`number_texts` made.
+    """Returns one split of the tensors that :func:`number_texts` made.
 
     Args:
-        tensors: its result.
-        part: ``train`` or ``test``.
-        max_tokens: longer texts are cut.
+        tensors: Result of :func:`number_texts`, of any shape.
+        part: Name of the split: ``train`` or ``test``.
+        max_tokens: Maximum number of tokens; longer texts are truncated.
 
     Raises:
-        ConfigError: ``max_tokens`` is under one.
+        ConfigError: If ``max_tokens`` is below 1.
     """
     tokens, offsets, labels = (tensors[f"{part}.{name}"] for name in ("tokens", "offsets", "labels"))
     return LabelledTexts(tokens, offsets, labels, max_tokens)

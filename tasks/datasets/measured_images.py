@@ -1,4 +1,4 @@
-"""Images with a numerical target each, for regression."""
+"""Data sets of images with a numerical target, for regression."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ __all__ = ["MeasuredImageDataset"]
 
 
 class MeasuredImageDataset(Dataset):
-    """Images with a number each: a price, an angle.
+    """Data set of images, each with a number as target, such as a price or an angle.
 
     Args:
-        name: its name in the configuration.
-        train: the training images: batches of ``images``, float, shape (batch, in_channels, image_size,
-            image_size), and ``labels``, float32, shape (batch,).
-        test: the held-out images, in the same form.
-        typical: training labels, or numbers spread like them: float64, shape (any,). A task takes from them
-            the scale of the numbers; if all are positive, it may look at ratios.
-        in_channels: channels of an image.
-        image_size: height and width of an image, in pixels.
-        caveat: see :class:`Dataset`.
+        name: Name of the data set in the configuration.
+        train: Training images: batches of ``images``, float, shape (batch, in_channels, image_size, image_size), and
+            ``labels``, float32, shape (batch,).
+        test: Held-out images, in the same form.
+        typical: Training labels, or numbers with the same distribution: float64, shape (any,). A task derives the scale
+            of the numbers from them; if all are positive, it may use ratios.
+        in_channels: Number of channels of an image.
+        image_size: Height and width of an image, in pixels.
+        caveat: Note for readers of the results, such as that the data are placeholders.
     """
 
     kind: ClassVar[str] = "images with numbers"

@@ -1,4 +1,4 @@
-"""Reads text files; any problem raises an error with a one-line message."""
+"""Reads text files of data sets; any problem raises an error with a one-line message."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ __all__ = ["fetch_hint", "put_hint", "read_text", "require_paths"]
 
 
 def fetch_hint(name: str, folder: str) -> str:
-    """What to do about missing files of a data set that can be downloaded.
+    """Returns the advice for missing files of a data set that can be downloaded.
 
     Args:
-        name: the data set's name in the configuration.
-        folder: what holds its files, within the data folder.
+        name: Name of the data set in the configuration.
+        folder: Folder of its files, inside the data folder.
     """
     return (
         f"download it with `python train.py dataset={name} dataset.download=true`, "
@@ -25,25 +25,25 @@ def fetch_hint(name: str, folder: str) -> str:
 
 
 def put_hint(what: str, folder: Path) -> str:
-    """What to do about missing files that nothing here can download.
+    """Returns the advice for missing files that cannot be downloaded automatically.
 
     Args:
-        what: the files, in words.
-        folder: where they belong.
+        what: Description of the files.
+        folder: Folder that must contain the files.
     """
     return f"put {what} into {folder.absolute()}, or set SPARDL_DATA (data_dir) to another parent folder"
 
 
 def require_paths(name: str, paths: Iterable[Path], hint: str) -> None:
-    """Checks that files or folders are there.
+    """Checks that files or folders exist.
 
     Args:
-        name: the data set's, for the message.
-        paths: what it needs.
-        hint: the fix.
+        name: Name of the data set, for error messages.
+        paths: Files and folders that the data set needs.
+        hint: Advice for the error message.
 
     Raises:
-        DataError: one is missing.
+        DataError: If one of them is missing.
     """
     for path in paths:
         if not path.exists():
@@ -51,18 +51,18 @@ def require_paths(name: str, paths: Iterable[Path], hint: str) -> None:
 
 
 def read_text(name: str, path: Path, hint: str) -> str:
-    """Reads a text in UTF-8.
+    """Reads a text file in UTF-8.
 
     Args:
-        name: the data set's, for messages.
-        path: the file.
-        hint: the fix if the file is missing, and where to get it again if it is damaged.
+        name: Name of the data set, for error messages.
+        path: Path of the file.
+        hint: Advice for the error message if the file is missing or damaged.
 
     Returns:
-        The file's text, not blank.
+        Content of the file, which is not blank.
 
     Raises:
-        DataError: it is missing, cannot be read, holds no text or something other than text.
+        DataError: If the file is missing, cannot be read, or contains no text.
     """
     require_paths(name, [path], hint)
     try:

@@ -1,4 +1,4 @@
-"""Penn Treebank newspaper text in whole words."""
+"""Data set of Penn Treebank newspaper text, with words as tokens."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ FILES: Final = (
 
 
 def ptb(root: str, download: bool = False, held_out: str = "test", stand_in: bool = False) -> TextDataset:
-    """Loads the Penn Treebank as Mikolov prepared it: lower case, numbers as ``N``, 10,000 words with ``<eos>``.
+    """Loads the Penn Treebank as prepared by Mikolov: lower case, numbers as ``N``, 10,000 words with ``<eos>``.
 
-    929,589 tokens to train on, 73,760 in ``valid`` and 82,430 in ``test``, each line's ``<eos>`` included.
+    The training text has 929,589 tokens, ``valid`` 73,760 and ``test`` 82,430, including an ``<eos>`` per line.
 
     Args:
-        root: folder that holds (or, with ``download``, will hold) ``ptb/ptb.{train,valid,test}.txt``.
-        download: fetch the files that are missing.
-        held_out: the part to evaluate on: ``test`` or ``valid``.
-        stand_in: read nothing; take :func:`tasks.datasets.pydocs.pydocs_words` instead.
+        root: Folder that holds (or, with ``download``, will hold) ``ptb/ptb.{train,valid,test}.txt``.
+        download: Whether to fetch the files that are missing.
+        held_out: Split to evaluate on: ``test`` or ``valid``.
+        stand_in: Whether to use :func:`tasks.datasets.pydocs.pydocs_words` instead, as placeholder data.
 
     Returns:
-        Words as tokens; every line is a document.
+        Data set with words as tokens; every line is a document.
 
     Raises:
-        DataError: a file is missing, damaged, or could not be fetched.
-        ConfigError: an unknown part.
+        DataError: If a file is missing, damaged, or could not be fetched.
+        ConfigError: If ``held_out`` is unknown.
 
     Source: Marcus, Santorini, Marcinkiewicz: Building a Large Annotated Corpus of English, 1993; Mikolov et al.:
     Recurrent Neural Network Based Language Model, Interspeech 2010.

@@ -1,4 +1,4 @@
-"""Python's language reference, which ``help()`` shows: English text without a download."""
+"""Data sets of Python's language reference, as shown by ``help()``: English text that needs no download."""
 
 from __future__ import annotations
 
@@ -29,20 +29,21 @@ RULER = re.compile(r"([*=\-^~])\1{3,}")
 
 
 def load_pydocs(vocab_size: int = 4000) -> TextDataset:
-    """Tokenises the topics of Python's language reference, about 340,000 characters of text.
+    """Loads the topics of Python's language reference, about 340,000 characters, in word pieces.
 
-    Each topic is a document. Many topics repeat others whole; every paragraph is kept once only, so
-    that no test paragraph was trained on. The vocabulary is learned from the training documents.
-    The text is part of the interpreter: results compare only between equal Python versions.
+    Each topic is a document. Many topics repeat others completely; every paragraph is kept only once, so that no test
+    paragraph is in the training text. The vocabulary is learned from the training documents. The text is part of the
+    interpreter, so results are comparable only between equal Python versions.
 
     Args:
-        vocab_size: the most token ids; the text has no use for more than about 5,500.
+        vocab_size: Maximum number of token ids; the text uses at most about 5,500.
 
     Returns:
-        About 90% of the text to train on, the rest to test, split by document, always the same way.
+        Data set with about 90% of the text for training and the rest for tests, always with the same split into
+        documents.
 
     Raises:
-        DataError: this Python was packaged without ``pydoc_data``.
+        DataError: If this Python was packaged without ``pydoc_data``.
 
     Source: ``pydoc_data.topics`` of CPython's standard library (PSF licence).
     """
@@ -58,19 +59,20 @@ def load_pydocs(vocab_size: int = 4000) -> TextDataset:
 
 
 def load_pydocs_chars(vocab_size: int = 96) -> TextDataset:
-    """The same topics, split in the same way, character by character: a paragraph a line, about 300,000 to train on.
+    """Loads the topics of :func:`load_pydocs` with characters as tokens; about 300,000 are for training.
 
-    The text is part of the interpreter: results compare only between equal Python versions.
+    The split is the same, and each paragraph is a line. The text is part of the interpreter, so results are comparable
+    only between equal Python versions.
 
     Args:
-        vocab_size: number of token ids: the most frequent characters, ``<eos>`` after every line, and ``<unk>``. With
-            96, a character is known that occurs some ten times.
+        vocab_size: Number of token ids: the most frequent characters, ``<eos>`` after every line, and ``<unk>``. With
+            96, characters are known that occur at least about ten times.
 
     Returns:
-        Characters as tokens; every paragraph is a document.
+        Data set with characters as tokens; every paragraph is a document.
 
     Raises:
-        DataError: this Python was packaged without ``pydoc_data``.
+        DataError: If this Python was packaged without ``pydoc_data``.
 
     Source: see :func:`load_pydocs`.
     """
@@ -78,11 +80,11 @@ def load_pydocs_chars(vocab_size: int = 96) -> TextDataset:
 
 
 def pydocs_chars(name: str, vocab_size: int) -> TextDataset:
-    """Placeholder for text in characters: what :func:`load_pydocs_chars` returns, with a caveat.
+    """Loads placeholder data for text in characters: as :func:`load_pydocs_chars`, with a caveat.
 
     Args:
-        name: of the data set whose place it takes.
-        vocab_size: number of token ids.
+        name: Name of the data set that is replaced.
+        vocab_size: Number of token ids.
     """
     return _characters(name, vocab_size, _note(name))
 
@@ -96,17 +98,17 @@ def _characters(name: str, vocab_size: int, caveat: str | None = None) -> TextDa
 
 
 def pydocs_words(name: str, vocab_size: int) -> TextDataset:
-    """Placeholder for text in whole words: the same topics, a sentence a line, lower case.
+    """Loads placeholder data for text in words: topics of :func:`load_pydocs` in lower case, a sentence per line.
 
     Args:
-        name: of the data set whose place it takes.
-        vocab_size: declared; the text itself has about 3,500 words.
+        name: Name of the data set that is replaced.
+        vocab_size: Number of token ids that the data set declares; the text has about 3,500 words.
 
     Returns:
-        Words and single punctuation marks as tokens.
+        Data set with words and punctuation marks as tokens.
 
     Raises:
-        DataError: this Python was packaged without ``pydoc_data``.
+        DataError: If this Python was packaged without ``pydoc_data``.
     """
     train, test = (
         [WORD.findall(sentence.lower()) for document in part for sentence in sentences_of(document)]
@@ -134,13 +136,13 @@ def _topics() -> Mapping[str, str]:
 
 
 def paragraphs_of(topics: Mapping[str, str]) -> list[list[str]]:
-    """Cuts topics, in the order of their names, into paragraphs on one line each; repetitions are dropped.
+    """Splits topics, sorted by name, into paragraphs of one line each, and drops repetitions.
 
     Args:
-        topics: name to text.
+        topics: Text of each topic, by name.
 
     Returns:
-        The documents of which enough is left, each a list of paragraphs that occur nowhere else.
+        Documents, each a list of paragraphs that occur nowhere else; topics with too little remaining text are omitted.
     """
     seen: set[str] = set()
     documents = []
@@ -158,10 +160,10 @@ def _flatten(paragraph: str) -> str:
 
 
 def split_documents(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Deals whole documents out, in order, such that the test part stays just under a tenth of the text.
+    """Splits documents, in order, so that the test part has just under a tenth of the text.
 
     Args:
-        documents: lists of paragraphs.
+        documents: Documents, each a list of paragraphs.
 
     Returns:
         The training and the test documents.
@@ -181,5 +183,5 @@ def split_documents(documents: list[list[str]]) -> tuple[list[list[str]], list[l
 
 
 def sentences_of(document: list[str]) -> list[str]:
-    """Splits a document's paragraphs into sentences, at a stop followed by a capital letter."""
+    """Splits a document's paragraphs into sentences, at a full stop followed by a capital letter."""
     return [sentence for paragraph in document for sentence in SENTENCE_END.split(paragraph)]

@@ -1,4 +1,4 @@
-"""Rotated digits, whose angle is the target: image regression without a download."""
+"""Data set of rotated digits, for regression of the angle; needs no download."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ SMALLEST_SIZE = 8
 
 @dataclass(frozen=True, eq=False)
 class RotatedSplit:
-    """Images in memory; each is rotated on access.
+    """Images in memory; each is rotated when a batch is built.
 
     Attributes:
-        scans: the images as they are, and how to normalise them.
-        angles: degrees, for evaluation: float32, shape (count,), in ``[-largest_angle, largest_angle)``.
-        largest_angle: bound of the angles drawn for training, in degrees.
-        size: height and width of what comes out.
+        scans: Images before the rotation, with the constants that normalize them.
+        angles: Angles for evaluation in degrees, in ``[-largest_angle, largest_angle)``: float32, shape (count,).
+        largest_angle: Largest angle for training, in degrees, in both directions.
+        size: Height and width of the rotated images, in pixels.
     """
 
     scans: ImageSplit
@@ -34,15 +34,15 @@ class RotatedSplit:
     size: int
 
     def __len__(self) -> int:
-        """The number of images."""
+        """Returns the number of images."""
         return len(self.scans)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Turns images.
+        """Returns a batch of rotated images and their angles.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: source of the angles; ``None`` takes each image's own.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Source of random angles; ``None`` uses ``angles``.
 
         Returns:
             ``images``, float32, shape (batch, channels, size, size), and ``labels``, degrees (counter-clockwise),
@@ -59,7 +59,7 @@ def _draw(count: int, largest: float, generator: torch.Generator) -> Tensor:
 
 
 def _turn(images: Tensor, degrees: Tensor, size: int) -> Tensor:
-    """Turns counter-clockwise and enlarges in one interpolation; what comes into view is black."""
+    """Rotates images counter-clockwise and enlarges them in one interpolation; new pixels are black."""
     angles = degrees.deg2rad()
     zero = torch.zeros_like(angles)
     # The rows say where in the old image a place of the new one comes from; y points down.
@@ -70,18 +70,19 @@ def _turn(images: Tensor, degrees: Tensor, size: int) -> Tensor:
 
 
 def rotated_digits(image_size: int = 32, largest_angle: float = 60.0, split_seed: int = 0) -> MeasuredImageDataset:
-    """Makes turned digits of the 1,797 scans that come with scikit-learn: 1,438 to train on and 359 to test.
+    """Makes rotated digits from the 1,797 scans of scikit-learn: 1,438 for training and 359 for tests.
 
     Args:
-        image_size: height and width in pixels to which the 8x8 scans are enlarged.
-        largest_angle: largest rotation in either direction, in degrees; angles are uniform.
-        split_seed: chooses the split and the test angles, which are the same in every run.
+        image_size: Height and width in pixels to which the 8x8 scans are enlarged.
+        largest_angle: Largest rotation in either direction, in degrees; angles are uniform.
+        split_seed: Seed of the split and the test angles, which are the same in every run.
 
     Returns:
-        Single-channel images, normalised by the training scans' mean and deviation, and degrees.
+        Data set of single-channel images, normalized by mean and standard deviation of the training scans; labels are
+        degrees.
 
     Raises:
-        ConfigError: an option is out of range.
+        ConfigError: If an option is out of range.
 
     Source: see :func:`tasks.datasets.digits.load_digits`.
     """

@@ -1,4 +1,4 @@
-"""Speech: spectrograms and their transcripts."""
+"""Data sets of speech: spectrograms and transcripts."""
 
 from __future__ import annotations
 
@@ -40,27 +40,28 @@ NUM_LABELS = 1 + len(ALPHABET)
 
 
 def encode(text: str) -> Tensor:
-    """Labels of a text: int64, shape (characters,).
+    """Returns the labels of a text: int64, shape (characters,).
 
     Raises:
-        ValueError: a character is not in the alphabet.
+        ValueError: If a character is not in the alphabet.
     """
     return torch.tensor([ALPHABET.index(character) + 1 for character in text], dtype=torch.int64)
 
 
 def decode(labels: Iterable[int]) -> str:
-    """The text of labels without blanks."""
+    """Returns the text of labels; they must contain no blanks."""
     return "".join(ALPHABET[label - 1] for label in labels)
 
 
 def spectrogram(samples: Tensor) -> Tensor:
-    """Loudness by time and pitch: ``log(1 + magnitude)``, with mean 0 and deviation 1 over the utterance.
+    """Computes ``log(1 + magnitude)`` by time and frequency, normalized to mean 0 and deviation 1 per utterance.
 
     Args:
-        samples: float32, shape (samples,), at least ``SHORTEST``, of ``SAMPLE_RATE`` per second.
+        samples: At least ``SHORTEST`` audio samples, ``SAMPLE_RATE`` per second: float32, shape (samples,).
 
     Returns:
-        float32, shape (frames, NUM_BINS): a Hamming window of 20 ms every 10 ms, centred, edges reflected.
+        Spectrogram, float32, shape (frames, NUM_BINS): a Hamming window of 20 ms every 10 ms, centered, with reflected
+        edges.
 
     Source: Amodei et al.: Deep Speech 2, ICML 2016.
     """
@@ -71,11 +72,11 @@ def spectrogram(samples: Tensor) -> Tensor:
 
 
 def collate(spectrograms: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[str, Tensor]:
-    """Puts utterances side by side, padded with zeros to the longest.
+    """Combines utterances into a batch, padded with zeros to the longest.
 
     Args:
-        spectrograms: each float, shape (frames, NUM_BINS).
-        labels: each int, shape (characters,).
+        spectrograms: Spectrogram of each utterance: float, shape (frames, NUM_BINS).
+        labels: Labels of each utterance: integers, shape (characters,).
 
     Returns:
         ``spectrograms``, float32, shape (batch, NUM_BINS, frames); ``lengths``, int64, shape (batch,): frames;
@@ -91,12 +92,12 @@ def collate(spectrograms: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[st
 
 @dataclass(frozen=True, eq=False)
 class SpeechSplit:
-    """Utterances in memory, one after the other.
+    """Utterances in memory, concatenated.
 
     Attributes:
-        frames: float, shape (frames, NUM_BINS): all spectrograms.
-        starts: int64, shape (utterances + 1,): where each utterance begins in ``frames``, and the end.
-        labels: of each utterance, int64, shape (characters,).
+        frames: All spectrograms, one after the other: float, shape (frames, NUM_BINS).
+        starts: Start of each utterance in ``frames``, and the end of the last: int64, shape (utterances + 1,).
+        labels: Labels of each utterance: int64, shape (characters,).
     """
 
     frames: Tensor
@@ -104,18 +105,18 @@ class SpeechSplit:
     labels: Sequence[Tensor]
 
     def __len__(self) -> int:
-        """The number of utterances."""
+        """Returns the number of utterances."""
         return len(self.labels)
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Collects utterances.
+        """Returns a batch of utterances.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: unused, since nothing here is random.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Not used, because nothing here is random.
 
         Returns:
-            What :func:`collate` returns.
+            Batch as returned by :func:`collate`.
         """
         chosen = indices.tolist()
         spectrograms = [self.frames[self.starts[i] : self.starts[i + 1]] for i in chosen]
@@ -123,13 +124,13 @@ class SpeechSplit:
 
 
 class SpeechDataset(Dataset):
-    """Speech with its text.
+    """Data set of speech with transcripts.
 
     Args:
-        name: its name in the configuration.
-        train: the training utterances: batches as :func:`collate` makes them.
-        test: the held-out utterances, in the same form.
-        caveat: see :class:`Dataset`.
+        name: Name of the data set in the configuration.
+        train: Training utterances, in batches as returned by :func:`collate`.
+        test: Held-out utterances, in the same form.
+        caveat: Note for readers of the results, such as that the data are placeholders.
     """
 
     kind: ClassVar[str] = "speech"

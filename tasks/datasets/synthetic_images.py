@@ -1,4 +1,4 @@
-"""Generated images, for timing and as placeholder data."""
+"""Data sets of generated images, to measure speed and as placeholder data."""
 
 from __future__ import annotations
 
@@ -31,17 +31,17 @@ TRAIN_SEED, TEST_SEED = 1, 2
 
 
 def stand_in_notice(name: str, instead: str = "generated patterns with noise") -> str:
-    """One sentence that warns the user of placeholder data.
+    """Returns one sentence that warns the user of placeholder data.
 
     Args:
-        name: of the data set that is replaced.
-        instead: what replaces it.
+        name: Name of the data set that is replaced.
+        instead: Description of the data that replace it.
     """
     return f"placeholder data: {instead} replace dataset={name}; results say nothing about the real one"
 
 
 def patterns(count: int, channels: int, seed: int = 0) -> Tensor:
-    """Draws coarse pictures: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``."""
+    """Returns random coarse pictures: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(HALF, (count, channels, GRID, GRID), generator=generator).to(torch.uint8)
 
@@ -50,10 +50,10 @@ def draw_pictures(coarse: Tensor, size: int, seed: int, indices: Tensor) -> Tens
     """Enlarges coarse pictures and adds independent noise to each.
 
     Args:
-        coarse: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``.
-        size: height and width of the pictures.
-        seed: of the noise.
-        indices: shape (count,): the noise of a picture depends on ``seed`` and its index only.
+        coarse: Coarse pictures: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``.
+        size: Height and width of the pictures, in pixels.
+        seed: Seed of the noise.
+        indices: Indices of the pictures, shape (count,); the noise of a picture depends only on ``seed`` and its index.
 
     Returns:
         uint8, shape (count, channels, size, size).
@@ -75,12 +75,12 @@ class SyntheticSplit:
     """Labelled pictures, generated on access: the pattern of the class plus noise.
 
     Attributes:
-        count: the number of pictures; picture ``i`` is of class ``i mod num_classes``.
-        coarse: the classes' patterns, uint8, shape (num_classes, channels, GRID, GRID).
-        size: height and width of a picture.
-        seed: of the noise.
-        padding: pixels by which a training picture may be shifted each way.
-        flip: whether every second training picture, on average, is mirrored.
+        count: Number of pictures; picture ``i`` is of class ``i mod num_classes``.
+        coarse: Pattern of each class: uint8, shape (num_classes, channels, GRID, GRID).
+        size: Height and width of a picture, in pixels.
+        seed: Seed of the noise.
+        padding: Number of pixels by which a training picture may be shifted in each direction.
+        flip: Whether every training picture is mirrored with probability 1/2.
     """
 
     count: int
@@ -91,15 +91,15 @@ class SyntheticSplit:
     flip: bool = False
 
     def __len__(self) -> int:
-        """The number of pictures."""
+        """Returns the number of pictures."""
         return self.count
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Makes pictures.
+        """Generates a batch of pictures.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: source of the shifts and mirrors; ``None`` leaves the pictures as they are.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Source of random shifts and flips; ``None`` disables augmentation.
 
         Returns:
             ``images``, float32, shape (batch, channels, size, size), and ``labels``, int64, shape (batch,).
@@ -115,7 +115,7 @@ class SyntheticSplit:
 def class_splits(
     train_size: int, test_size: int, num_classes: int, channels: int, size: int, padding: int = 0, flip: bool = False
 ) -> tuple[SyntheticSplit, SyntheticSplit]:
-    """Training and test pictures of the same classes, with independent noise."""
+    """Returns training and test pictures of the same classes, with independent noise."""
     coarse = patterns(num_classes, channels)
     return (
         SyntheticSplit(train_size, coarse, size, TRAIN_SEED, padding, flip),
@@ -125,12 +125,12 @@ def class_splits(
 
 @dataclass(frozen=True, eq=False)
 class RepeatedSplit:
-    """A few pictures in memory, ready for a model, that come again and again: what costs no time to make.
+    """A few normalized pictures in memory that are used repeatedly, so that making them takes no time.
 
     Attributes:
-        images: normalised, float32, shape (distinct, channels, size, size).
-        labels: int64, shape (distinct,).
-        count: the number of pictures; picture ``i`` is number ``i mod distinct``.
+        images: Normalized pictures: float32, shape (distinct, channels, size, size).
+        labels: Classes of the pictures: int64, shape (distinct,).
+        count: Number of pictures including repetitions; picture ``i`` is number ``i mod distinct``.
     """
 
     images: Tensor
@@ -138,15 +138,15 @@ class RepeatedSplit:
     count: int
 
     def __len__(self) -> int:
-        """The number of pictures, counting each as often as it comes."""
+        """Returns the number of pictures, including repetitions."""
         return self.count
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Collects pictures.
+        """Returns a batch of pictures.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: unused, since nothing here is random.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Not used, because nothing here is random.
 
         Returns:
             ``images``, float32, shape (batch, channels, size, size), and ``labels``, int64, shape (batch,).
@@ -163,19 +163,19 @@ def synthetic_images(
     test_size: int = 1_000,
     distinct: int = 64,
 ) -> ImageDataset:
-    """Pictures for measuring speed: a pattern per class under noise.
+    """Generates pictures to measure speed: a pattern per class, with noise.
 
     Args:
-        image_size: height and width of a picture.
-        num_classes: picture ``i`` is of class ``i mod num_classes``.
-        in_channels: channels of a picture.
-        train_size: number of training pictures.
-        test_size: number of test pictures, which are generated on access.
-        distinct: training pictures that differ; they are kept in memory and repeated, so that the time that
-            it takes to make them is not measured.
+        image_size: Height and width of a picture, in pixels.
+        num_classes: Number of classes; picture ``i`` is of class ``i mod num_classes``.
+        in_channels: Number of channels of a picture.
+        train_size: Number of training pictures.
+        test_size: Number of test pictures, which are generated on access.
+        distinct: Number of different training pictures; they are kept in memory and repeated, so that the time to make
+            them is not measured.
 
     Raises:
-        ConfigError: an option is under 1.
+        ConfigError: If an option is below 1.
 
     Source: Zhang et al.: Decoupling the All-Reduce Primitive for Accelerating Distributed Deep Learning,
     ICDCS 2023; its published scripts measure with random pictures of 3x224x224; uncertain:

@@ -1,4 +1,4 @@
-"""Generated speech, as placeholder data: each character is a pair of tones."""
+"""Generated speech, as placeholder data: each character is represented by a pair of tones."""
 
 from __future__ import annotations
 
@@ -42,35 +42,35 @@ NOISE = 0.005
 
 @dataclass(frozen=True)
 class ToneSplit:
-    """Utterances that are made when asked for, each a function of its index.
+    """Utterances that are generated on access, each as a function of its index.
 
     Attributes:
-        part: name of the split; another name gives other utterances.
-        count: utterances.
+        part: Name of the split; different names give different utterances.
+        count: Number of utterances.
     """
 
     part: str
     count: int
 
     def __len__(self) -> int:
-        """The number of utterances."""
+        """Returns the number of utterances."""
         return self.count
 
     def batch(self, indices: Tensor, generator: torch.Generator | None) -> dict[str, Tensor]:
-        """Makes utterances.
+        """Generates a batch of utterances.
 
         Args:
-            indices: int64, shape (batch,).
-            generator: unused: an utterance is always the same.
+            indices: Positions of the examples: int64, shape (batch,).
+            generator: Not used, because an utterance is always the same.
 
         Returns:
-            What :func:`collate` returns.
+            Batch as returned by :func:`collate`.
         """
         made = [self._utterance(index) for index in indices.tolist()]
         return collate([spectrogram(samples) for samples, _ in made], [labels for _, labels in made])
 
     def _utterance(self, index: int) -> tuple[Tensor, Tensor]:
-        """Samples and labels."""
+        """Returns samples and labels of an utterance."""
         generator = seeded_generator("tone speech", self.part, index)
         count = int(torch.randint(1, MOST_WORDS + 1, (), generator=generator))
         words = [WORDS[choice] for choice in torch.randint(len(WORDS), (count,), generator=generator).tolist()]
@@ -81,7 +81,7 @@ class ToneSplit:
 
 
 def _tones(label: int, duration: int) -> Tensor:
-    """A character, rising and falling, so that the same one twice can be told from a long one."""
+    """Returns the tones of a character; they rise and fall, so that two equal characters differ from a long one."""
     time = torch.arange(duration) / SAMPLE_RATE
     low, high = LOW[(label - 1) // len(HIGH)], HIGH[(label - 1) % len(HIGH)]
     envelope = torch.sin(torch.linspace(0, math.pi, duration))
@@ -92,12 +92,12 @@ def tone_speech(name: str, train: int, test: int) -> SpeechDataset:
     """Generates placeholder data for a data set of speech.
 
     Args:
-        name: of the data set whose place it takes.
-        train: training utterances.
-        test: test utterances.
+        name: Name of the data set that is replaced.
+        train: Number of training utterances.
+        test: Number of test utterances.
 
     Returns:
-        One to three words each out of seventeen; same alphabet and spectrograms as real speech.
+        Data set whose utterances have one to three of 17 words; alphabet and spectrograms are as for real speech.
     """
     return SpeechDataset(
         name,

@@ -1,4 +1,4 @@
-"""Random tokens of any vocabulary, for timing."""
+"""Data set of random tokens of any vocabulary, to measure speed."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ SENTENCES_PER_DOCUMENT = 500
 
 
 def synthetic_tokens(vocab_size: int = 30_528, tokens: int = 400_000, seed: int = 0) -> TextDataset:
-    """Draws tokens at random: documents of 500 sentences of 10 tokens.
+    """Generates documents of 500 sentences of 10 random tokens.
 
-    DeAR times BERT on random sentences of 64 tokens and a vocabulary of 30,528; masked positions and which segment is
-    a random one, is drawn as for real text, so the work is the same but there is nothing to learn.
+    DeAR measures BERT on random sentences of 64 tokens and a vocabulary of 30,528. Masks and random segments are drawn
+    as for real text, so the work is the same, but there is nothing to learn.
 
     Args:
-        vocab_size: number of token ids; the first five are the special tokens.
-        tokens: length of the text to train on; a tenth as much is held out.
-        seed: of the text.
+        vocab_size: Number of token ids; the first five are the special tokens.
+        tokens: Number of tokens in the training text; the test text has a tenth of it.
+        seed: Seed of the random tokens.
 
     Returns:
-        Uniform tokens; each split has two documents or more.
+        Data set of uniformly distributed tokens; each split has at least two documents.
 
     Source: Zhang, Shi, Chu et al.: Decoupling the All-Reduce Primitive for Accelerating Distributed Deep Learning
     (DeAR), ICDCS 2023.

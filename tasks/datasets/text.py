@@ -1,4 +1,4 @@
-"""Text as token ids."""
+"""Data sets of text as token ids."""
 
 from __future__ import annotations
 
@@ -33,18 +33,18 @@ class SpecialTokens:
 
     @property
     def ids(self) -> list[int]:
-        """The different ids, in rising order."""
+        """The different ids, in increasing order."""
         return sorted(set(astuple(self)))
 
 
 @dataclass(frozen=True, eq=False)
 class Corpus:
-    """Tokenised text with its sentences and documents, stored flat.
+    """Tokenized text with its sentences and documents, stored in flat tensors.
 
     Attributes:
-        tokens: int64, shape (tokens,): every sentence's ids, without special tokens.
-        sentences: int64, shape (sentences + 1,): where each sentence begins in ``tokens``, and the end.
-        documents: int64, shape (documents + 1,): where each document begins in ``sentences``, and the end.
+        tokens: Token ids of all sentences, without special tokens: int64, shape (tokens,).
+        sentences: Start of each sentence in ``tokens``, and the end of the last: int64, shape (sentences + 1,).
+        documents: Start of each document in ``sentences``, and the end of the last: int64, shape (documents + 1,).
     """
 
     tokens: Tensor
@@ -53,7 +53,7 @@ class Corpus:
 
     @classmethod
     def from_documents(cls, documents: Iterable[Iterable[Sequence[int]]]) -> Corpus:
-        """Stores documents, given as sentences of token ids; empty sentences and documents are left out."""
+        """Makes a corpus from documents, given as sentences of token ids; skips empty sentences and documents."""
         tokens, sentences, ends = array("q"), array("q", [0]), array("q", [0])
         for document in documents:
             for sentence in filter(len, document):
@@ -65,7 +65,7 @@ class Corpus:
 
     @classmethod
     def from_lines(cls, lines: Iterable[Sequence[int]]) -> Corpus:
-        """Stores lines of token ids, each a document of one sentence; empty lines stay."""
+        """Makes a corpus from lines of token ids, each a document of one sentence; keeps empty lines."""
         tokens, ends = array("q"), array("q", [0])
         for line in lines:
             tokens.extend(line)
@@ -78,15 +78,15 @@ def _tensor(values: array[int]) -> Tensor:
 
 
 class TextDataset(Dataset):
-    """Text as token ids.
+    """Data set of text as token ids.
 
     Args:
-        name: its name in the configuration.
-        train: the training documents.
-        test: the held-out documents.
-        vocab_size: token ids are in ``[0, vocab_size)``.
-        special: the ids of the special tokens.
-        caveat: see :class:`Dataset`.
+        name: Name of the data set in the configuration.
+        train: Corpus of the training documents.
+        test: Corpus of the held-out documents.
+        vocab_size: Number of token ids, which are in ``[0, vocab_size)``.
+        special: Ids of the special tokens.
+        caveat: Note for readers of the results, such as that the data are placeholders.
     """
 
     kind: ClassVar[str] = "text"

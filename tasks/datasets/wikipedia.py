@@ -1,4 +1,4 @@
-"""Wikipedia, or any plain text, in BERT's word pieces."""
+"""Data set of Wikipedia articles, or of any plain text, in BERT's word pieces."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ def wikipedia(
 ) -> TextDataset:
     """Loads articles in the word pieces of bert-base-uncased.
 
-    The papers do not say which dump they used, nor how it was cleaned; there is no usual split, so every tenth of
-    the text, by whole articles, is held out. Tokenising takes minutes and is kept in the cache; see
-    :func:`tasks.datasets.bert_text.bert_text` for how much text is too much.
+    The papers do not state which dump they used, nor how it was cleaned. There is no common split, so a tenth of the
+    text, in whole articles, is held out. Tokenization takes minutes, and its result is cached;
+    :func:`tasks.datasets.bert_text.bert_text` describes how much text fits in memory.
 
     Args:
-        root: folder that holds ``wikipedia``, with ``*.txt`` in UTF-8 anywhere below: a paragraph a line, a blank
-            line between two articles; a file's end also ends an article.
-            And ``bert-base-uncased/vocab.txt``.
-        cache: folder for the tokens.
-        download: fetch the vocabulary if it is missing; the text must be there.
-        vocab_size: word pieces that the vocabulary must hold.
-        stand_in: read nothing; take :func:`tasks.datasets.bert_text.pydocs_pieces` instead.
+        root: Data folder with ``bert-base-uncased/vocab.txt`` and ``wikipedia``, which contains ``*.txt`` in UTF-8 at
+            any depth: one paragraph per line, a blank line between two articles; the end of a file also ends an
+            article.
+        cache: Folder in which the tokens are cached.
+        download: Whether to fetch the vocabulary if it is missing; the text must exist.
+        vocab_size: Number of word pieces that the vocabulary must contain.
+        stand_in: Whether to use :func:`tasks.datasets.bert_text.pydocs_pieces` instead, as placeholder data.
 
     Returns:
         Articles as documents, with sentences.
 
     Raises:
-        DataError: a file is missing, damaged, or could not be fetched; or the cache cannot be written.
+        DataError: If a file is missing, damaged, or could not be fetched; or the cache cannot be written.
 
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1.
     """
@@ -65,7 +65,7 @@ def wikipedia(
 
 
 def documents_of(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Groups lines into documents, at blank lines; spaces are evened out."""
+    """Groups lines into documents, which end at blank lines; runs of spaces become one space."""
     document: list[str] = []
     for line in [*lines, ""]:
         paragraph = " ".join(line.split())

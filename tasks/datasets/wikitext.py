@@ -1,4 +1,4 @@
-"""WikiText-2 as words, characters or word pieces (BERT's, or trained on the text)."""
+"""Data sets of WikiText-2 as words, characters or word pieces (BERT's, or trained on the text)."""
 
 from __future__ import annotations
 
@@ -39,23 +39,23 @@ FILES_HINT = "wikitext-2/{train,valid,test}.txt"
 
 
 def wikitext2(root: str, download: bool = False, held_out: str = "test", stand_in: bool = False) -> TextDataset:
-    """Loads WikiText-2 word by word, as language models are compared on it: 33,278 words with ``<eos>``.
+    """Loads WikiText-2 with words as tokens, as usual for language models: 33,278 words with ``<eos>``.
 
-    2,088,628 tokens to train on, 217,646 in ``valid`` and 245,569 in ``test``, each line's ``<eos>`` included,
-    blank lines' too.
+    The training text has 2,088,628 tokens, ``valid`` 217,646 and ``test`` 245,569, including an ``<eos>`` per line
+    (also blank ones).
 
     Args:
-        root: folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
-        download: fetch the files that are missing.
-        held_out: the part to evaluate on: ``test`` or ``valid``.
-        stand_in: read nothing; take :func:`tasks.datasets.pydocs.pydocs_words` instead.
+        root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
+        download: Whether to fetch the files that are missing.
+        held_out: Split to evaluate on: ``test`` or ``valid``.
+        stand_in: Whether to use :func:`tasks.datasets.pydocs.pydocs_words` instead, as placeholder data.
 
     Returns:
-        Words as tokens; every line is a document.
+        Data set with words as tokens; every line is a document.
 
     Raises:
-        DataError: a file is missing, damaged, or could not be fetched.
-        ConfigError: an unknown part.
+        DataError: If a file is missing, damaged, or could not be fetched.
+        ConfigError: If ``held_out`` is unknown.
 
     Source: Merity, Xiong, Bradbury, Socher: Pointer Sentinel Mixture Models, ICLR 2017.
     """
@@ -69,25 +69,25 @@ def wikitext2(root: str, download: bool = False, held_out: str = "test", stand_i
 def wikitext2_chars(
     root: str, download: bool = False, held_out: str = "test", vocab_size: int = 96, stand_in: bool = False
 ) -> TextDataset:
-    """Loads WikiText-2 character by character, the marks of its word tokenizer included.
+    """Loads WikiText-2 with characters as tokens, including the marks of its word tokenizer.
 
-    10,501,452 tokens to train on, and 1,186,897 in ``test``, each line's ``<eos>`` included. The published text's
-    ``<unk>``, which stands for a rare word, is one unknown character here.
+    The training text has 10,501,452 tokens and ``test`` 1,186,897, including an ``<eos>`` per line. The ``<unk>`` of
+    the published text, which replaces a rare word, is one unknown character here.
 
     Args:
-        root: folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
-        download: fetch the files that are missing.
-        held_out: the part to evaluate on: ``test`` or ``valid``.
-        vocab_size: number of token ids: the most frequent characters, ``<eos>`` and ``<unk>``. With 96, a character
-            is known that occurs some hundred times.
-        stand_in: read nothing; take :func:`tasks.datasets.pydocs.pydocs_chars` instead.
+        root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
+        download: Whether to fetch the files that are missing.
+        held_out: Split to evaluate on: ``test`` or ``valid``.
+        vocab_size: Number of token ids: the most frequent characters, ``<eos>`` and ``<unk>``. With 96, characters are
+            known that occur at least about a hundred times.
+        stand_in: Whether to use :func:`tasks.datasets.pydocs.pydocs_chars` instead, as placeholder data.
 
     Returns:
-        Characters as tokens; every line is a document.
+        Data set with characters as tokens; every line is a document.
 
     Raises:
-        DataError: a file is missing, damaged, or could not be fetched.
-        ConfigError: an unknown part.
+        DataError: If a file is missing, damaged, or could not be fetched.
+        ConfigError: If ``held_out`` is unknown.
 
     Source: Merity, Xiong, Bradbury, Socher: Pointer Sentinel Mixture Models, ICLR 2017.
     """
@@ -102,7 +102,7 @@ def wikitext2_chars(
 
 
 def _lines(name: str, root: str, download: bool, held_out: str) -> list[list[list[str]]]:
-    """The words of the training and the held-out lines."""
+    """Returns the words of the training and the held-out lines."""
     if download:
         fetch(name, FILES, Path(root))
     hint = fetch_hint(name, FILES_HINT)
@@ -117,27 +117,27 @@ def wikitext2_articles(
     vocab_size: int = 30_522,
     stand_in: bool = False,
 ) -> TextDataset:
-    """Loads WikiText-2 as 600 articles to train on, and 60 to test, in the word pieces of bert-base-uncased.
+    """Loads WikiText-2 as 600 training and 60 test articles, in the word pieces of bert-base-uncased.
 
-    The published text is in words, with spaces around punctuation and ``@`` around what joins numbers and compounds;
-    these marks are undone as far as BERT's splitting at punctuation does not do it anyway. Rare words stay
-    unknown. Headings are left out. Tokenising takes seconds and is kept in the cache.
+    The published text is split into words, with spaces around punctuation and ``@`` around joints in numbers and
+    compounds. These marks are removed unless BERT's own splitting at punctuation does so. Rare words stay unknown.
+    Headings are omitted. Tokenization takes seconds, and its result is cached.
 
     Args:
-        root: folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt`` and
+        root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt`` and
             ``bert-base-uncased/vocab.txt``.
-        cache: folder for the tokens.
-        download: fetch the files that are missing.
-        held_out: the part to evaluate on: ``test`` or ``valid``.
-        vocab_size: word pieces that the vocabulary must hold.
-        stand_in: read nothing; take :func:`tasks.datasets.bert_text.pydocs_pieces` instead.
+        cache: Folder in which the tokens are cached.
+        download: Whether to fetch the files that are missing.
+        held_out: Split to evaluate on: ``test`` or ``valid``.
+        vocab_size: Number of word pieces that the vocabulary must contain.
+        stand_in: Whether to use :func:`tasks.datasets.bert_text.pydocs_pieces` instead, as placeholder data.
 
     Returns:
-        Articles as documents, with sentences.
+        Data set whose documents are articles, with sentences.
 
     Raises:
-        DataError: a file is missing, damaged, or could not be fetched; or the cache cannot be written.
-        ConfigError: an unknown part.
+        DataError: If a file is missing, damaged, or could not be fetched; or the cache cannot be written.
+        ConfigError: If ``held_out`` is unknown.
 
     Source: Merity, Xiong, Bradbury, Socher: Pointer Sentinel Mixture Models, ICLR 2017.
     """
@@ -159,22 +159,22 @@ def wikitext2_pieces(
     vocab_size: int = 4000,
     stand_in: bool = False,
 ) -> TextDataset:
-    """Loads the articles of :func:`wikitext2_articles` in few word pieces, learned from the training articles.
+    """Loads the articles of :func:`wikitext2_articles` in a few word pieces, learned from the training articles.
 
     Args:
-        root: folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
-        cache: folder for the tokens; making them takes some seconds.
-        download: fetch the files that are missing.
-        held_out: the part to evaluate on: ``test`` or ``valid``.
-        vocab_size: number of token ids; the letters alone take 363.
-        stand_in: read nothing; take :func:`tasks.datasets.bert_text.pydocs_pieces` instead.
+        root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
+        cache: Folder in which the tokens are cached; making them takes some seconds.
+        download: Whether to fetch the files that are missing.
+        held_out: Split to evaluate on: ``test`` or ``valid``.
+        vocab_size: Number of token ids, at least 363, the number of letters and special tokens.
+        stand_in: Whether to use :func:`tasks.datasets.bert_text.pydocs_pieces` instead, as placeholder data.
 
     Returns:
-        Articles as documents, with sentences.
+        Data set whose documents are articles, with sentences.
 
     Raises:
-        DataError: a file is missing, damaged, or could not be fetched; or the cache cannot be written.
-        ConfigError: an unknown part, or a vocabulary too small for all letters.
+        DataError: If a file is missing, damaged, or could not be fetched; or the cache cannot be written.
+        ConfigError: If ``held_out`` is unknown, or the vocabulary is too small for all letters.
 
     Source: Merity, Xiong, Bradbury, Socher: Pointer Sentinel Mixture Models, ICLR 2017.
     """
@@ -186,7 +186,7 @@ def wikitext2_pieces(
 
 
 def _articles(name: str, root: str, download: bool, held_out: str) -> tuple[Any, Callable[[], list[Documents]]]:
-    """What tells that the files are still the same; and what reads the training and the held-out articles."""
+    """Returns data that change with the files, and a function that reads the training and held-out articles."""
     if download:
         fetch(name, FILES, Path(root))
     hint = fetch_hint(name, FILES_HINT)
@@ -204,15 +204,16 @@ def _paths(root: str, held_out: str) -> list[Path]:
 
 
 def articles_of(lines: Sequence[str]) -> list[list[str]]:
-    """Cuts a text of WikiText into articles' sentences.
+    """Splits the text of WikiText into articles, and these into sentences.
 
-    An article begins at a line `` = Title = `` between blank lines: a few formulas look the same but for these.
+    An article begins at a line `` = Title = `` between blank lines; a few formulas look similar, but have no blank
+    lines around them.
 
     Args:
-        lines: of the file.
+        lines: Lines of the file.
 
     Returns:
-        A list of sentences per article, ``<unk>`` written as BERT does.
+        List of sentences of each article; ``<unk>`` is written as in BERT.
     """
     articles: list[list[str]] = []
     for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):

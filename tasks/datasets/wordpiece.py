@@ -1,4 +1,4 @@
-"""Deterministic WordPiece tokenizers: every process builds the same one."""
+"""Deterministic WordPiece tokenizers: every process builds the same tokenizer from the same text."""
 
 from __future__ import annotations
 
@@ -14,16 +14,15 @@ PREFIX = "##"
 
 
 def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
-    """Learns a lower-case WordPiece vocabulary in memory, as BERT splits text.
+    """Learns a lower-case WordPiece vocabulary from texts, which are split as in BERT.
 
-    The trainer of ``tokenizers`` numbers the pieces of one letter in the order of a hash table, which
-    differs from process to process, and breaks ties between equally frequent merges by those numbers: the
-    vocabulary itself differs. Workers must agree on it, so the letters are handed over in sorted order
-    as if they were special tokens, which fixes their numbers.
+    The trainer of ``tokenizers`` numbers the pieces of one letter in the order of a hash table, which differs from
+    process to process, and breaks ties between equally frequent merges by those numbers: the vocabulary itself differs.
+    Workers must agree on it, so the letters are passed in sorted order as special tokens, which fixes their numbers.
 
     Args:
-        texts: what to learn from, at least a few sentences.
-        vocab_size: the most ids to hand out; a small text may yield fewer, a rich alphabet more.
+        texts: Texts to learn from, at least a few sentences.
+        vocab_size: Maximum number of token ids; a small text may yield fewer, a large alphabet more.
 
     Returns:
         A tokenizer whose first ids are those of :class:`SpecialTokens`.
@@ -43,16 +42,16 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, documents: Iterable[Sequence[str]]) -> Iterator[list[list[int]]]:
-    """Turns documents, given as sentences, into token ids, without special tokens, one document at a time."""
+    """Yields the token ids of each document, sentence by sentence, without special tokens."""
     for document in documents:
         yield [encoding.ids for encoding in tokenizer.encode_batch(list(document), add_special_tokens=False)]
 
 
 def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
-    """Makes a lower-case WordPiece tokenizer of a vocabulary.
+    """Makes a lower-case WordPiece tokenizer from a vocabulary.
 
     Args:
-        vocabulary: piece to id; holds at least ``[UNK]``. Pieces that go on with a word begin with ``##``.
+        vocabulary: Id of each word piece; contains at least ``[UNK]``. Pieces that continue a word begin with ``##``.
 
     Returns:
         A tokenizer that splits text as BERT does, and leaves ``[UNK]`` whole.

@@ -1,4 +1,4 @@
-"""Text in whole words."""
+"""Functions for data sets of text whose tokens are words or characters."""
 
 from __future__ import annotations
 
@@ -20,35 +20,35 @@ CHARACTER = re.compile(f"{UNKNOWN}|.")
 
 
 def check_held_out(held_out: str) -> None:
-    """Checks which part of a text is to be evaluated on.
+    """Checks the name of the split to evaluate on.
 
     Raises:
-        ConfigError: if it is not one of the published splits.
+        ConfigError: If it is not the name of a published split.
     """
     if held_out not in HELD_OUT:
         raise ConfigError(f"dataset.held_out must be one of {', '.join(HELD_OUT)}, got {held_out}")
 
 
 def words_of(text: str) -> list[str]:
-    """The words of a running text, in lower case, apostrophes within them kept and all else left out."""
+    """Returns the words of a text in lower case, with inner apostrophes, without punctuation."""
     return WORD.findall(text.lower())
 
 
 def characters_of(line: str) -> list[str]:
-    """The characters of a line, one word each; ``<unk>`` stays whole."""
+    """Returns the characters of a line as tokens; ``<unk>`` is one token."""
     return CHARACTER.findall(line)
 
 
 def number_words(texts: Iterable[Iterable[str]], reserved: Sequence[str], size: int | None = None) -> dict[str, int]:
-    """Numbers words by how often they occur; what occurs first goes first among equals.
+    """Numbers words by frequency, the most frequent first; of equally frequent words, the earlier one is first.
 
     Args:
-        texts: the training texts, as words.
-        reserved: words that get the first numbers, in this order, whether they occur or not.
-        size: the most numbers to hand out; rarer words get none.
+        texts: Training texts, each a sequence of words.
+        reserved: Words that get the first numbers, in this order, whether they occur or not.
+        size: Maximum number of words to number; rarer words are omitted. ``None`` for no limit.
 
     Returns:
-        Word to number, from 0.
+        Number of each word, from 0.
     """
     counts = Counter(word for text in texts for word in text)
     ordered = dict.fromkeys([*reserved, *(word for word, _ in counts.most_common())])
@@ -56,18 +56,18 @@ def number_words(texts: Iterable[Iterable[str]], reserved: Sequence[str], size: 
 
 
 def read_lines(name: str, path: Path, hint: str) -> list[list[str]]:
-    """Reads a text that is tokenised already.
+    """Reads a text that is already tokenized.
 
     Args:
-        name: the data set's, for messages.
-        path: a file with one sentence or paragraph a line, and spaces between words.
-        hint: the fix if it is missing.
+        name: Name of the data set, for error messages.
+        path: File with one sentence or paragraph per line, and spaces between words.
+        hint: Advice for the error message if the file is missing.
 
     Returns:
         The words of each line, blank lines included.
 
     Raises:
-        DataError: see :func:`tasks.datasets.plain_text.read_text`.
+        DataError: If the file is missing, cannot be read, or contains no text.
     """
     # Not splitlines(): Unicode has line ends that are no line ends in these files.
     return [line.split() for line in read_text(name, path, hint).removesuffix("\n").split("\n")]
@@ -80,19 +80,19 @@ def word_dataset(
     vocab_size: int | None = None,
     caveat: str | None = None,
 ) -> TextDataset:
-    """Numbers the words of lines of text.
+    """Makes a data set from lines of text whose tokens are words.
 
     Args:
-        name: the data set's.
-        train: the training lines, as words; the vocabulary is theirs, with ``<eos>`` and ``<unk>`` as 0 and 1.
-        test: the held-out lines; words that the vocabulary lacks become ``<unk>``.
-        vocab_size: the vocabulary's size; rarer words become ``<unk>``, and numbers may stay unused. ``None``
-            takes every word.
-        caveat: see :class:`tasks.datasets.base.Dataset`.
+        name: Name of the data set.
+        train: Training lines, as words. They determine the vocabulary, in which ``<eos>`` and ``<unk>`` are 0 and 1.
+        test: Held-out lines, as words; unknown words become ``<unk>``.
+        vocab_size: Size of the vocabulary; rarer words become ``<unk>``, and numbers may stay unused. ``None`` includes
+            every word.
+        caveat: Note for readers of the results, such as that the data are placeholders.
 
     Returns:
-        A text whose lines are documents, so that language modeling closes each with ``<eos>``, as usual. It has
-        no special tokens but these two, hence no use in BERT's pre-training.
+        Data set whose documents are lines, so that language modeling ends each with ``<eos>``, as usual. It has no
+        special tokens except these two, so BERT's pre-training cannot use it.
     """
     numbers = number_words(train, (END, UNKNOWN), vocab_size)
     end, unknown = numbers[END], numbers[UNKNOWN]

@@ -23,28 +23,28 @@ def bert_for_pretraining(
     dropout: float = 0.1,
     tied: bool = True,
 ) -> nn.Module:
-    """Builds :class:`tasks.models.masked_bert.MaskedBert` with fresh weights.
+    """Builds a :class:`tasks.models.masked_bert.MaskedBert` with new random weights.
 
     The defaults are BERT-base: 110,106,428 parameters with ``vocab_size=30522``, and 133,547,324 with
     ``tied=False``, the count that several papers on sparse communication quote.
 
     Args:
-        tokens: number of token ids that the data use, given by the task.
-        seq_len: tokens of a training sequence, given by the task.
-        vocab_size: rows of the embedding, ``tokens`` or more; ``None`` takes ``tokens``.
-        hidden_size: length of a token's vector.
-        num_layers: encoder layers.
-        num_heads: attention heads of a layer.
-        intermediate_size: width of a layer's feed-forward part.
-        max_positions: rows of the position embedding, ``seq_len`` or more.
-        dropout: probability of dropping an activation or an attention weight.
-        tied: let the masked-token head share the embedding's matrix, as the paper does.
+        tokens: Number of token ids in the data, passed by the task.
+        seq_len: Number of tokens in a training sequence, passed by the task.
+        vocab_size: Number of rows of the embedding, at least ``tokens``; ``None`` uses ``tokens``.
+        hidden_size: Number of entries in the vector of a token.
+        num_layers: Number of encoder layers.
+        num_heads: Number of attention heads of a layer.
+        intermediate_size: Number of units in the feed-forward part of a layer.
+        max_positions: Number of rows of the position embedding, at least ``seq_len``.
+        dropout: Probability of dropping an activation or an attention weight.
+        tied: Whether the masked-token head shares the embedding matrix, as in the paper.
 
     Returns:
-        The network; see there for how it is called.
+        The network, with the arguments of :meth:`MaskedBert.forward`.
 
     Raises:
-        ConfigError: an embedding or position table that is too small for the data.
+        ConfigError: If the embedding or the position table is too small for the data.
 
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019.
     """
@@ -72,7 +72,7 @@ def bert_for_pretraining(
 
 
 def _with_one_bias(model: Any) -> nn.Module:
-    """Ties the two biases of the masked-token head: transformers 5 leaves one of them without a gradient."""
+    """Ties the two biases of the masked-token head; in transformers 5, one of them has no gradient otherwise."""
     head = model.cls.predictions
     head.decoder.bias = head.bias
     tied: nn.Module = model

@@ -1,4 +1,4 @@
-"""DeepSpeech 2: a recurrent network from spectrograms to characters."""
+"""DeepSpeech 2: a recurrent network that predicts characters from spectrograms."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ LARGEST_ACTIVATION = 20.0
 
 
 class _FrameNorm(nn.BatchNorm1d):
-    """Batch normalization over the real frames only; padding becomes zero."""
+    """Batch normalization over the real frames (without padding); padding becomes zero."""
 
     def over(self, frames: Tensor, real: Tensor) -> Tensor:
-        """Normalises frames.
+        """Normalizes frames.
 
         Args:
-            frames: shape (batch, time, features, ...).
-            real: bool, shape (batch, time).
+            frames: Frames of shape (batch, time, features, ...).
+            real: Whether a frame is no padding: bool, shape (batch, time).
 
         Returns:
-            The shape of ``frames``.
+            Normalized frames, of the same shape.
         """
         normed: Tensor = self(frames[real])
         result = normed.new_zeros(frames.shape)
@@ -35,9 +35,9 @@ class _FrameNorm(nn.BatchNorm1d):
 
 
 class _Convolution(nn.Module):
-    """Convolution over pitch and time, normalization and clipped ReLU; halves the number of bins.
+    """Convolution over frequency and time, normalization and clipped ReLU; halves the number of frequency bins.
 
-    Padding frames go in as zeros and come out as zeros.
+    Padding frames are zeros in the input and in the output.
     """
 
     def __init__(self, in_channels: int, out_channels: int, kernel: tuple[int, int], time_stride: int) -> None:
@@ -48,7 +48,7 @@ class _Convolution(nn.Module):
         self.norm = _FrameNorm(out_channels)
 
     def forward(self, images: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps (batch, channels, bins, time) and each item's real frames to the same of the output."""
+        """Maps a tensor (batch, channels, bins, time) and the number of frames of each item to those of the output."""
         out = self.convolution(images).permute(0, 3, 1, 2)
         lengths = _halved(lengths, self.time_stride)
         out = self.norm.over(out, _real(lengths, out.shape[1]))
@@ -56,32 +56,32 @@ class _Convolution(nn.Module):
 
 
 def _halved(size: Tensor, stride: int) -> Tensor:
-    """Output size of a convolution that is padded by half its odd kernel."""
+    """Returns the output size of a convolution that is padded by half its odd kernel."""
     return (size - 1).div(stride, rounding_mode="floor") + 1
 
 
 def _real(lengths: Tensor, time: int) -> Tensor:
-    """Marks the frames that are no padding: bool, shape (batch, time)."""
+    """Returns whether each frame is no padding: bool, shape (batch, time)."""
     return torch.arange(time, device=lengths.device) < lengths.unsqueeze(1)
 
 
 class DeepSpeech(nn.Module):
     """Two convolutions, unidirectional LSTM layers, a lookahead convolution and a linear layer.
 
-    An utterance's result does not depend on how far the batch is padded. The LSTM layers also run over padding
-    (it follows the real frames, so it has no effect): packed sequences are 3x slower on a CPU.
+    The result of an utterance does not depend on the padding of the batch. The LSTM layers also run over padding (it
+    follows the real frames, so it has no effect): packed sequences are 3x slower on a CPU.
 
     Args:
-        num_labels: characters and the blank.
-        num_bins: of a spectrogram.
-        hidden_size: units of each LSTM layer.
-        num_layers: LSTM layers; all but the first normalize their input.
-        channels: of the convolutions.
-        time_strides: of the two convolutions; their product is how many frames become one.
-        context: frames of the future that the lookahead convolution sees.
+        num_labels: Number of labels: characters and the blank.
+        num_bins: Number of frequency bins of a spectrogram.
+        hidden_size: Number of units of each LSTM layer.
+        num_layers: Number of LSTM layers; all except the first normalize their input.
+        channels: Number of channels of the convolutions.
+        time_strides: Strides over time of the two convolutions; their product is the number of frames that become one.
+        context: Number of future frames that the lookahead convolution reads.
 
     Raises:
-        ConfigError: there is no layer.
+        ConfigError: If there is no layer.
 
     Source: Amodei et al.: Deep Speech 2, ICML 2016; Wang et al.: Lookahead Convolution Layer for Unidirectional
     Recurrent Neural Networks, ICLR workshops 2016. With 29 labels, 161 bins and the default sizes it has the
@@ -116,14 +116,16 @@ class DeepSpeech(nn.Module):
         self.decoder = nn.Linear(hidden_size, num_labels, bias=False)
 
     def forward(self, spectrograms: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Scores characters.
+        """Computes the logits of characters for each frame.
 
         Args:
-            spectrograms: float, shape (batch, num_bins, time); whatever is there after an utterance's end is ignored.
-            lengths: int64, shape (batch,): the real frames.
+            spectrograms: Spectrograms: float, shape (batch, num_bins, time); values after the end of an utterance are
+                ignored.
+            lengths: Number of frames of each utterance: int64, shape (batch,).
 
         Returns:
-            Logits, shape (batch, frames, num_labels), and how many frames of each are real, int64, shape (batch,).
+            Logits, shape (batch, frames, num_labels), and the number of frames of each utterance, int64, shape
+            (batch,).
         """
         out = (spectrograms * _real(lengths, spectrograms.shape[2]).unsqueeze(1)).unsqueeze(1)
         for convolution in self.convolutions:
@@ -134,7 +136,7 @@ class DeepSpeech(nn.Module):
         return logits, lengths
 
     def _recur(self, frames: Tensor, real: Tensor) -> Tensor:
-        """The LSTM layers and the view ahead: (batch, time, features) to (batch, time, hidden_size)."""
+        """Applies LSTM layers and lookahead convolution: (batch, time, features) to (batch, time, hidden_size)."""
         *between, last = (cast(_FrameNorm, norm) for norm in self.norms)
         for lstm, norm in zip(self.lstms, [*between, None], strict=True):
             frames, _ = lstm(frames)

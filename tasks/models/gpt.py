@@ -12,23 +12,23 @@ __all__ = ["GptLanguageModel"]
 
 
 class GptLanguageModel(nn.Module):
-    """transformers' GPT-2 with fresh weights, as a network from tokens to logits.
+    """GPT-2 of the library transformers with new random weights, as a network from tokens to logits.
 
-    Positions have learned vectors, so a window may hold ``context`` tokens at most, and ``task.eval_context``, which
-    would put test tokens at places that training never fills, has to be 0.
+    Positions have learned vectors, so a window has at most ``context`` tokens. ``task.eval_context`` must be 0, because
+    it would place test tokens at positions that are never trained.
 
     Args:
-        vocab_size: number of token ids.
-        context: rows of the position embedding: ``task.seq_len``.
-        hidden_size: length of a token's vector; the feed-forward parts are four times as wide.
-        num_layers: decoder layers.
-        num_heads: attention heads of a layer.
-        dropout: probability of dropping an embedding, an activation or an attention weight.
-        tied: let the decoder share the embedding's matrix.
-        lanes: only ``None``: nothing is carried from one window to the next.
+        vocab_size: Number of token ids.
+        context: Number of positions with a vector: ``task.seq_len``.
+        hidden_size: Number of entries in the vector of a token; the feed-forward layers have four times as many.
+        num_layers: Number of decoder layers.
+        num_heads: Number of attention heads of a layer.
+        dropout: Probability of dropping an embedding, an activation or an attention weight.
+        tied: Whether the decoder shares the embedding matrix.
+        lanes: Must be ``None``, because no state is kept from one window to the next.
 
     Raises:
-        ConfigError: ``lanes``, or a hidden size that the heads cannot share out.
+        ConfigError: If ``lanes`` is set, or the number of heads does not divide the hidden size.
 
     Source: Radford, Wu, Child et al.: Language Models are Unsupervised Multitask Learners (GPT-2), 2019.
     """
@@ -74,16 +74,16 @@ class GptLanguageModel(nn.Module):
         self.network: Any = GPT2LMHeadModel(config)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Predicts each next token.
+        """Computes the logits of each next token.
 
         Args:
-            tokens: int64, shape (batch, time).
+            tokens: Token ids: int64, shape (batch, time).
 
         Returns:
-            Logits, shape (batch, time, vocab_size); entry ``t`` sees tokens up to and including ``t``.
+            Logits, shape (batch, time, vocab_size); entry ``t`` depends on tokens up to and including ``t``.
 
         Raises:
-            ConfigError: more tokens than positions.
+            ConfigError: If there are more tokens than positions.
         """
         if tokens.shape[1] > self.context:
             raise ConfigError(

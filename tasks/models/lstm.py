@@ -1,4 +1,4 @@
-"""A recurrent language model."""
+"""Language model with LSTM layers."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ NOWHERE = -2  # no window comes after this one
 class LstmLanguageModel(nn.Module):
     """Embedding, LSTM layers and a linear decoder, with dropout between them.
 
-    With ``lanes``, a training batch's rows each start from the state in which the same row ended before, if it was
-    given the window right before this one, else from zero. The states are buffers: every worker has its own, and
-    they are part of a checkpoint. Evaluation always starts from zero.
+    With ``lanes``, each row of a training batch starts from the final state of the same row in the previous batch, if
+    that held the preceding window of text; otherwise from zero. The states are buffers: every worker has its own, and
+    checkpoints contain them. Evaluation always starts from zero.
 
     Args:
-        vocab_size: number of token ids.
-        embedding_size: length of a token's vector.
-        hidden_size: units of each LSTM layer.
-        num_layers: LSTM layers.
-        dropout: probability of dropping an activation, before, between and after the layers.
-        tied: let the decoder share the embedding's matrix; needs ``embedding_size == hidden_size``.
-        lanes: rows of a training batch whose state is carried on; ``None`` carries none.
+        vocab_size: Number of token ids.
+        embedding_size: Number of entries in the vector of a token.
+        hidden_size: Number of units of each LSTM layer.
+        num_layers: Number of LSTM layers.
+        dropout: Probability of dropping an activation, before, between and after the layers.
+        tied: Whether the decoder shares the embedding matrix; requires ``embedding_size == hidden_size``.
+        lanes: Number of rows of a training batch, whose states are kept; ``None`` keeps no states.
 
     Raises:
-        ConfigError: ``tied`` with unequal sizes.
+        ConfigError: If ``tied`` is set with unequal sizes.
 
     Source: Zaremba, Sutskever, Vinyals: Recurrent Neural Network Regularization, 2014; tied weights:
     Press, Wolf: Using the Output Embedding to Improve Language Models, EACL 2017.
@@ -74,18 +74,18 @@ class LstmLanguageModel(nn.Module):
         self.register_buffer("window", torch.full((rows,), NOWHERE), persistent=False)
 
     def forward(self, tokens: Tensor, windows: Tensor | None = None) -> Tensor:
-        """Predicts each next token.
+        """Computes the logits of each next token.
 
         Args:
-            tokens: int64, shape (batch, time).
-            windows: int64, shape (batch,): consecutive numbers where a text goes on; ``None`` starts every
-                sequence from a zero state.
+            tokens: Token ids: int64, shape (batch, time).
+            windows: Number of each row's window of text: int64, shape (batch,); a row continues its text if the number
+                is one higher than before. ``None`` starts every sequence from a zero state.
 
         Returns:
-            Logits, shape (batch, time, vocab_size); entry ``t`` sees tokens up to and including ``t``.
+            Logits, shape (batch, time, vocab_size); entry ``t`` depends on tokens up to and including ``t``.
 
         Raises:
-            ConfigError: while training with ``lanes``, a batch of another size.
+            ConfigError: If a training batch has another size than ``lanes``.
         """
         embedded = self.dropout(self.embedding(tokens))
         if windows is None or self.lanes is None or not self.training:

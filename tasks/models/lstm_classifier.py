@@ -1,4 +1,4 @@
-"""An LSTM text classifier."""
+"""Text classifier with an LSTM layer."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ __all__ = ["LstmClassifier"]
 class LstmClassifier(nn.Module):
     """Embedding, one LSTM layer, and a linear layer on its mean or last state.
 
-    With 50,001 words, 2 classes and the default sizes it has 2,561,052 parameters, as the program released with
-    SparDL; which state that one classifies by is not known. The embedding keeps torch's deviation of one: with the
-    small values that are usual for language models, the averaged states of two texts hardly differ at first, and plain
-    SGD finds nothing for an epoch.
+    With 50,001 words, 2 classes and the default sizes it has 2,561,052 parameters, like the program released with
+    SparDL; it is not known which state that program uses. The embedding keeps torch's standard deviation of 1: with the
+    small values that are usual for language models, the mean states of two texts hardly differ at first, and plain SGD
+    makes no progress for an epoch.
 
     Args:
-        vocab_size: number of token ids.
-        num_classes: length of the output.
-        embedding_size: length of a token's vector.
-        hidden_size: units of the LSTM.
-        mean_state: classify by the mean of all states instead of the last one; it learns much faster, since
-            the gradient reaches every word directly.
-        dropout: probability of dropping an entry of the state before the linear layer.
+        vocab_size: Number of token ids.
+        num_classes: Number of classes: length of the output.
+        embedding_size: Number of entries in the vector of a token.
+        hidden_size: Number of units of the LSTM.
+        mean_state: Whether to classify by the mean of all states instead of the last one, which learns much faster,
+            because the gradient reaches every word directly.
+        dropout: Probability of dropping an entry of the state before the linear layer.
 
     Source: Zhao et al.: SparDL, ICDE 2024 (released program, by its sizes).
     """
@@ -45,11 +45,11 @@ class LstmClassifier(nn.Module):
         self.mean_state = mean_state
 
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
-        """Scores the classes; what stands after a text's end makes no difference.
+        """Computes the logits of the classes; tokens after the end of a text have no effect.
 
         Args:
-            tokens: int64, shape (batch, time).
-            lengths: int64, shape (batch,), from 1 to ``time``: tokens of each text.
+            tokens: Token ids: int64, shape (batch, time).
+            lengths: Number of tokens of each text, from 1 to ``time``: int64, shape (batch,).
 
         Returns:
             Logits, shape (batch, num_classes).

@@ -9,10 +9,10 @@ __all__ = ["MaskedBert"]
 
 
 class MaskedBert(BertForPreTraining):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """transformers' BERT with both pre-training heads, called for scores at chosen places.
+    """BERT of the library transformers with both pre-training heads; computes logits at chosen positions only.
 
-    Six of seven places have nothing to guess, and scoring them against the whole vocabulary would take most of the
-    time of a small network; the original program also skips them.
+    At six of seven positions, nothing is predicted; their logits over the whole vocabulary would take most of the time
+    of a small network. The original program also skips them.
 
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019.
     """
@@ -20,17 +20,17 @@ class MaskedBert(BertForPreTraining):  # type: ignore[misc, no-untyped-call, unu
     def forward(
         self, input_ids: Tensor, token_type_ids: Tensor, attention_mask: Tensor, places: Tensor
     ) -> tuple[Tensor, Tensor]:
-        """Scores words and pairs.
+        """Computes the logits of masked words and of sentence pairs.
 
         Args:
-            input_ids: int64, shape (batch, time).
-            token_type_ids: int64, shape (batch, time): 1 in the second segment.
-            attention_mask: int64, shape (batch, time): 0 in the padding.
-            places: bool, shape (batch, time): where words are to be scored.
+            input_ids: Token ids: int64, shape (batch, time).
+            token_type_ids: Segment numbers: int64, shape (batch, time), 1 in the second segment.
+            attention_mask: Attention mask: int64, shape (batch, time), 0 in the padding.
+            places: Positions whose words are predicted: bool, shape (batch, time).
 
         Returns:
-            Logits of words, shape (chosen places, vocabulary), and of pairs, shape (batch, 2): the second one for a
-            second segment that is random.
+            Logits of words, shape (chosen positions, vocabulary), and of pairs, shape (batch, 2); class 1 means that
+            the second segment is random.
         """
         read = self.bert(input_ids, token_type_ids=token_type_ids, attention_mask=attention_mask)
         words: Tensor = self.cls.predictions(read.last_hidden_state[places])

@@ -1,4 +1,4 @@
-"""ResNets for CIFAR: He et al. (2016), section 4.2."""
+"""ResNets for CIFAR, as in He et al. (2016), section 4.2."""
 
 from __future__ import annotations
 
@@ -49,14 +49,14 @@ class CifarResNet(nn.Module):
     ResNet-20 for three channels and ten classes has 269,722 parameters, ResNet-110 has 1,727,962.
 
     Args:
-        depth: number of weighted layers: 20, 32, 44, 56 or 110 in the paper; any ``6n + 2`` works.
-        num_classes: length of the output.
-        in_channels: channels of an image.
-        image_size: accepted like every image model's; any side from 4 pixels works, since the last
-            layer averages over the remaining positions (8x8 ends as 2x2).
+        depth: Number of weighted layers: 20, 32, 44, 56 or 110 in the paper; any ``6n + 2`` works.
+        num_classes: Number of classes: length of the output.
+        in_channels: Number of channels of an image.
+        image_size: Height and width of an image in pixels, at least 4; any size works, because the last layer averages
+            over the remaining positions.
 
     Raises:
-        ConfigError: ``depth`` is not ``6n + 2``, or the image is too small to halve twice.
+        ConfigError: If ``depth`` is not ``6n + 2``, or the image is too small to halve twice.
 
     Source: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016.
     """
@@ -82,10 +82,10 @@ class CifarResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores the classes.
+        """Computes the logits of the classes.
 
         Args:
-            images: float, shape (batch, in_channels, height, width).
+            images: Batch of images: float, shape (batch, in_channels, height, width).
 
         Returns:
             Logits, shape (batch, num_classes).

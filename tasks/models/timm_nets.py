@@ -12,20 +12,20 @@ SMALLEST_IMAGE = 75
 
 
 def inception_v4(num_classes: int, in_channels: int = 3, image_size: int = 299) -> nn.Module:
-    """Builds timm's Inception-v4 with fresh weights.
+    """Builds timm's Inception-v4 with new random weights.
 
     With three channels and 1,000 classes it has 42,679,816 parameters in 449 tensors.
 
     Args:
-        num_classes: length of the output.
-        in_channels: channels of an image.
-        image_size: side of an image in pixels, 75 or more; 299 in the paper.
+        num_classes: Number of classes: length of the output.
+        in_channels: Number of channels of an image.
+        image_size: Height and width of an image in pixels, at least 75; 299 in the paper.
 
     Returns:
         A module that maps float images (batch, in_channels, height, width) to logits (batch, num_classes).
 
     Raises:
-        ConfigError: images under 75x75, of which the network would leave nothing.
+        ConfigError: If images are smaller than 75x75, which the network would reduce to nothing.
 
     Source: Szegedy, Ioffe, Vanhoucke, Alemi: Inception-v4, Inception-ResNet and the Impact of Residual
     Connections on Learning, AAAI 2017.

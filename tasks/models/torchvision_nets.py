@@ -30,22 +30,22 @@ SMALLEST_IMAGE = 8
 
 
 def resnet(depth: int, num_classes: int, in_channels: int = 3, image_size: int = 224) -> nn.Module:
-    """Builds torchvision's ResNet with fresh weights.
+    """Builds torchvision's ResNet with new random weights.
 
-    Images under 64 pixels get the stem that is usual for small images, a 3x3 convolution of stride 1
-    and no pooling; ImageNet's own would leave one pixel of them.
+    For images below 64 pixels, the stem (first layers) is a 3x3 convolution of stride 1 without pooling, as usual for
+    small images; the stem for ImageNet would reduce them to one pixel.
 
     Args:
-        depth: 18, 34, 50, 101 or 152.
-        num_classes: length of the output.
-        in_channels: channels of an image.
-        image_size: side of an image in pixels.
+        depth: Number of layers: 18, 34, 50, 101 or 152.
+        num_classes: Number of classes: length of the output.
+        in_channels: Number of channels of an image.
+        image_size: Height and width of an image, in pixels.
 
     Returns:
         A module that maps float images (batch, in_channels, height, width) to logits (batch, num_classes).
 
     Raises:
-        ConfigError: an unknown depth.
+        ConfigError: If the depth is unknown.
 
     Source: He, Zhang, Ren, Sun: Deep Residual Learning for Image Recognition, CVPR 2016, table 1.
     """
@@ -58,21 +58,21 @@ def resnet(depth: int, num_classes: int, in_channels: int = 3, image_size: int =
 
 
 def densenet(depth: int, num_classes: int, in_channels: int = 3, image_size: int = 224) -> nn.Module:
-    """Builds torchvision's DenseNet with fresh weights; small images are treated as in :func:`resnet`.
+    """Builds torchvision's DenseNet with new random weights; the stem for small images is that of :func:`resnet`.
 
     DenseNet-201 with 1,000 classes has 20,013,928 parameters in 604 tensors.
 
     Args:
-        depth: 121, 161, 169 or 201.
-        num_classes: length of the output.
-        in_channels: channels of an image.
-        image_size: side of an image in pixels, 8 or more.
+        depth: Number of layers: 121, 161, 169 or 201.
+        num_classes: Number of classes: length of the output.
+        in_channels: Number of channels of an image.
+        image_size: Height and width of an image in pixels, at least 8.
 
     Returns:
         A module that maps float images (batch, in_channels, height, width) to logits (batch, num_classes).
 
     Raises:
-        ConfigError: an unknown depth, or images under 8x8.
+        ConfigError: If the depth is unknown, or images are smaller than 8x8.
 
     Source: Huang, Liu, van der Maaten, Weinberger: Densely Connected Convolutional Networks, CVPR 2017, table 1.
     """
@@ -95,7 +95,7 @@ def _build(builders: Mapping[int, Any], depth: int, num_classes: int) -> Any:
 
 
 def _fit_stem(stem: nn.Conv2d, in_channels: int, image_size: int) -> nn.Conv2d:
-    """The first convolution, replaced where it does not fit the images."""
+    """Returns the first convolution, replaced if it does not suit the images."""
     if image_size >= SMALL_IMAGE and in_channels == stem.in_channels:
         return stem
     kernel, stride = (3, 1) if image_size < SMALL_IMAGE else (7, 2)

@@ -1,4 +1,4 @@
-"""VGG for CIFAR: with batch normalization and a one-layer head."""
+"""VGG networks for CIFAR, with batch normalization and a single linear layer."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ def _initialise(module: nn.Module) -> None:
 
 
 class CifarVgg(nn.Module):
-    """VGG-11/13/16/19 with batch normalisation and a single 512-to-classes linear layer.
+    """VGG-11/13/16/19 with batch normalization and a single linear layer from 512 features to the classes.
 
     For three channels, VGG-16 with 10 classes has 14,728,266 parameters, VGG-19 with 100 classes has
     20,086,692 and VGG-11 with 10 classes 9,231,114, the counts that published experiments quote.
 
     Args:
-        depth: number of weighted layers of the original network: 11, 13, 16 or 19.
-        num_classes: length of the output.
-        in_channels: channels of an image.
-        image_size: side of an image in pixels, 32 or more: five poolings halve it to one.
+        depth: Number of weighted layers of the original network: 11, 13, 16 or 19.
+        num_classes: Number of classes: length of the output.
+        in_channels: Number of channels of an image.
+        image_size: Height and width of an image in pixels, at least 32, because it is halved five times.
 
     Raises:
-        ConfigError: an unknown depth, or images under 32x32.
+        ConfigError: If the depth is unknown, or images are smaller than 32x32.
 
     Source: Simonyan, Zisserman: Very Deep Convolutional Networks for Large-Scale Image Recognition,
     ICLR 2015; the layers are torchvision's.
@@ -60,10 +60,10 @@ class CifarVgg(nn.Module):
         self.classifier = nn.Linear(FEATURES, num_classes)
 
     def forward(self, images: Tensor) -> Tensor:
-        """Scores the classes.
+        """Computes the logits of the classes.
 
         Args:
-            images: float, shape (batch, in_channels, height, width).
+            images: Batch of images: float, shape (batch, in_channels, height, width).
 
         Returns:
             Logits, shape (batch, num_classes).

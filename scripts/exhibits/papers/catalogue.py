@@ -83,7 +83,7 @@ def load(path: Path, shared: Definitions) -> Paper:
         shared: Definitions that the file can use in addition to its own.
 
     Raises:
-        ConfigError: if the file does not fit to the classes of the exhibits.
+        ConfigError: If the file does not fit to the classes of the exhibits.
     """
     parts = entries(parse(path), path.stem, Keys(("paper", "exhibits"), ("definitions",)))
     own = entries(parts["definitions"], "definitions") if "definitions" in parts else {}
@@ -97,10 +97,10 @@ def load(path: Path, shared: Definitions) -> Paper:
 
 @cache
 def load_all() -> tuple[Paper, ...]:
-    """All papers in the order of the report.
+    """Returns all papers in the order of the report.
 
     Raises:
-        ConfigError: if a file is wrong, or two papers have an exhibit of the same name.
+        ConfigError: If a file is wrong, or two papers have an exhibit of the same name.
     """
     shared = entries(parse(FOLDER / f"{SHARED}.yaml"), SHARED)
     found = tuple(load(FOLDER / f"{name}.yaml", shared) for name in FILES)
@@ -115,10 +115,10 @@ def load_all() -> tuple[Paper, ...]:
 
 
 def catalogue() -> Mapping[str, Exhibit]:
-    """All exhibits by name."""
+    """Returns all exhibits by name."""
     return {exhibit.name: exhibit for paper in load_all() for exhibit in paper.exhibits}
 
 
 def papers() -> Mapping[str, str]:
-    """The paper of each exhibit, by the exhibit's name."""
+    """Returns the paper of each exhibit, by the exhibit's name."""
     return {exhibit.name: paper.title for paper in load_all() for exhibit in paper.exhibits}

@@ -5,6 +5,8 @@ In split and reduce, every worker sends the entries of each region straight to t
 Source: Renggli et al., SparCML, SC 2019 (split phase); Li and Hoefler, Ok-Topk, PPoPP 2022, section 3 (destination
 rotation, bucketing). P-1 messages per worker, 2k(P-1)/P words if regions hold equal shares of the entries. Only the
 sender knows the number of entries, so counts are exchanged first: ceil(log2 P) rounds of at most P/2 words each.
+
+Functions that return a ``Program`` are generators that request the messages of one member of a team.
 """
 
 from __future__ import annotations

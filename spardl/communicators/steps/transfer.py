@@ -1,4 +1,8 @@
-"""Transfer of tensors and sparse blocks between workers: all-gathers and point-to-point messages."""
+"""Transfer of tensors and sparse blocks between workers: all-gathers and point-to-point messages.
+
+Functions that return a ``Program`` are generators that request the messages of one member of a team. A *slot* is the
+space that a sparse vector takes in a message: its length and maximum number of entries.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +105,7 @@ class _CyclicOffsets:
         self._sums, self._first = _sums_of_two(tuple(sizes)), position
 
     def at(self, count: int) -> int:
-        """Sum of the first ``count`` sizes."""
+        """Returns the sum of the first ``count`` sizes."""
         return self._sums[self._first + count] - self._sums[self._first]
 
 

@@ -263,9 +263,9 @@ def set_all_reduce(model: Any, last: bool) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(180)
 @pytest.mark.parametrize(
-    ("passes", "accumulate"), [(1, set_gradient_sync), (2, set_gradient_sync), (2, set_all_reduce)]
+    ("clip_norm", "passes", "accumulate"),
+    [(None, 1, set_gradient_sync), (0.5, 2, set_gradient_sync), (0.5, 2, set_all_reduce)],
 )
-@pytest.mark.parametrize("clip_norm", [None, 0.5])
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_nodes_update_like_unsharded_workers(
     name: str, clip_norm: float | None, passes: int, accumulate: Callable[[Any, bool], None]
@@ -339,6 +339,7 @@ class Blockwise:
         bfloat16: whether to compute in bfloat16.
         frozen: names of frozen parameters.
         reentrant: how to checkpoint the blocks.
+        nodes: number of nodes.
         **options: of the handle.
     """
 
@@ -350,9 +351,10 @@ class Blockwise:
         bfloat16: bool = False,
         frozen: Iterable[str] = (),
         reentrant: bool | None = None,
+        nodes: int = 2,
         **options: Any,
     ) -> None:
-        mesh = init_device_mesh("cpu", (2, inside), mesh_dim_names=("nodes", "inside"))
+        mesh = init_device_mesh("cpu", (nodes, inside), mesh_dim_names=("nodes", "inside"))
         torch.manual_seed(5)
         self.model: Any = Blocks(reentrant)
         for name in frozen:
@@ -363,7 +365,8 @@ class Blockwise:
             fully_shard(module, mesh=mesh["inside"], mp_policy=policy)
         self.group = mesh["nodes"].get_group()
         self.rule: torch.optim.Optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.01)
-        self.options = {"density": 0.2, "group": self.group, "optimizer": self.rule, **options}
+        given = {"density": 0.2, "group": self.group, "optimizer": self.rule, **options}
+        self.options = {name: value for name, value in given.items() if value is not None}
         self.handle: Any = attach_fsdp(self.model, **self.options)
 
     def loss(self, step: int) -> torch.Tensor:
@@ -446,6 +449,25 @@ def test_checkpoints_continue_with_the_same_bits(published: bool) -> None:
     assert run_workers(4, work) == [[True, True]] * 4
 
 
+def test_another_number_of_nodes_shares_the_residuals() -> None:
+    def first(cluster: ProcessGroupCluster) -> Any:
+        run = Blockwise(1)
+        run.train(range(3))
+        return run.handle.state_dict()
+
+    states = run_workers(2, first)
+
+    def second(cluster: ProcessGroupCluster) -> Any:
+        run = Blockwise(1, nodes=1)
+        run.handle.load_resharded(states)
+        return run.handle.state_dict()
+
+    (found,) = run_workers(1, second)
+    for before, after in zip(zip(*(each["groups"] for each in states), strict=True), found["groups"], strict=True):
+        torch.testing.assert_close(sum(each["memory"] for each in before), after["memory"])
+        assert after["step"] == 3
+
+
 def test_states_of_other_shards_are_refused() -> None:
     def work(cluster: ProcessGroupCluster) -> str:
         run = Blockwise(1)
@@ -509,6 +531,21 @@ def test_unsuitable_optimizers_are_refused() -> None:
             assert start in line
 
 
+def test_a_method_without_moments_leaves_them_to_adamw() -> None:
+    def work(cluster: ProcessGroupCluster) -> Any:
+        run = Blockwise(1, method="int8", density=None, exempt=0)
+        run.train(range(2))
+        kept = sum(each["exp_avg"].numel() for each in run.rule.state.values())
+        other = Blockwise(1, method="int8", density=None, exempt=0)
+        other.rule.param_groups[0]["lr"] = 0.1 * (1 + dist.get_rank())
+        return run.handle.stats().steps, kept > 0, refused(lambda: other.loss(0).backward())
+
+    said = "rank 1 has learning rate of parameter group 0=0.2, rank 0 has learning rate of parameter group 0=0.1"
+    for steps, kept, found in run_workers(2, work):
+        assert (steps, kept) == (2, True)
+        assert found.startswith(said)
+
+
 def test_wrong_loops_raise_errors() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         said = []
@@ -539,6 +576,9 @@ def test_wrong_loops_raise_errors() -> None:
         run.train(range(1))
         run.model.first.weight.requires_grad_(True)
         said.append(refused(lambda: run.train([1])))
+        # A nested backward pass, which ends before the others have begun.
+        run = Blockwise(1, reentrant=True)
+        said.append(refused(lambda: run.loss(0).backward()))
         # Workers with different learning rates.
         run = Blockwise(1)
         run.rule.param_groups[0]["lr"] = 0.1 * (1 + dist.get_rank())
@@ -552,6 +592,7 @@ def test_wrong_loops_raise_errors() -> None:
         "set_requires_all_reduce() has different values in one backward pass",
         "an averaged update, was changed between backward() and step()",
         "first.weight was frozen when this handle was created and is trained now",
+        "was averaged again together with an earlier average",
         "rank 1 has learning rate of parameter group 0=0.2, rank 0 has learning rate of parameter group 0=0.1",
     ]
     for found in run_workers(2, work):

@@ -113,7 +113,7 @@ def unrun_table(found: Sequence[Unrun]) -> Table | None:
                 Cell(text)
                 for text in (
                     task,
-                    ", ".join(each.method for each, _ in own),
+                    "; ".join(each.method for each, _ in own),
                     str(sum(count for _, count in own)),
                     in_hours(times[exhibit, task]),
                 )

@@ -592,6 +592,10 @@ def _reaching(values: Tensor, start: int, stop: int, bound: float, addition: Laz
         search = _search_compiled
     else:
         search = positions_reaching if values.device.type == "cpu" else _search
+    if values.device.type != "cpu":
+        addition.advance(stop)
+        alone = search(values[start:stop], bound)
+        return alone.add_(start) if start else alone
     block, found = block_of(values), [torch.empty(0, dtype=torch.int64, device=values.device)]
     for begin in range(start, stop, block):
         end = min(begin + block, stop)

@@ -60,7 +60,15 @@ def merge(indices: Tensor, values: Tensor, counts: tuple[int, ...]) -> tuple[Ten
 
 
 def magnitudes(indices: Tensor, values: Tensor) -> Tensor:
-    """Magnitudes of ``values``, shape (m,), but -1 where an index, int64, shape (m,), repeats the one before it."""
+    """Computes magnitudes, but -1 where an index repeats the one before it.
+
+    Args:
+        indices: int64 indices of shape (m,), increasing.
+        values: Their values, shape (m,), float32, bfloat16 or float16.
+
+    Returns:
+        Tensor like ``values``, shape (m,).
+    """
     out = torch.empty_like(values)
     if count := indices.numel():
         gpu.launch(_magnitudes, _grid(count), indices, values, count, out, _TILE, num_warps=_WARPS)

@@ -270,7 +270,8 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         # Borders also have to be chosen after the world size has changed.
         if context.step % self.repartition_period == 0 or state.borders.numel() != team.size + 1:
             state.borders = torch.tensor((yield from consensus_borders(team, own)), dtype=torch.int64)
-        borders, transport = state.borders.tolist(), BlockExchange.of(accumulated)
+        # Slots are allocated after counts were exchanged, so they are always full.
+        borders, transport = state.borders.tolist(), BlockExchange.of(accumulated, full=True)
         total = yield from split_and_reduce(team, own, borders, self.bucket, transport)
         # The owner rounds its sums before it selects, so it compares the values that all workers will receive.
         region = Region(team, borders, transport, accumulated.rounded(borders[team.position], total))

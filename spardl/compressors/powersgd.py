@@ -107,7 +107,7 @@ class PowerSGD(DenseCompressor):
             right = yield from total(right)
         yield Phase.MERGE
         # The sign of an infinite factor is meaningless, so mark it as NaN.
-        right = right.masked_fill(~right.isfinite(), math.nan)
+        right = torch.where(right.abs() < math.inf, right, math.nan)
         approximation = plan.expand(left, right, others, into=torch.empty_like(values))
         plan.leave(values, approximation, context.worker.size)
         if self.warm_start:
@@ -209,21 +209,27 @@ class _Plan:
         # The residual of all workers together must equal the error of the sum.
         values.sub_(approximation, alpha=1 / workers)
         for start, stop in self.others:
-            values[start:stop] = 0
+            values[start:stop].zero_()
 
     def renew(self, right: Tensor, basis: Tensor) -> Tensor:
         """Computes the next basis; keeps columns for which this step gave zeros or overflow."""
         renewed = torch.empty_like(basis)
         for new, q, old in zip(self.rights(renewed), self.rights(right), self.rights(basis), strict=True):
-            largest = q.abs().amax(dim=-2, keepdim=True)
-            new.copy_(_orthonormal(torch.where((largest > 0) & largest.isfinite(), q, old)))
+            largest = _peaks(q)
+            new.copy_(_orthonormal(torch.where((largest > 0) & (largest < math.inf), q, old)))
         return renewed
+
+
+def _peaks(factors: Tensor) -> Tensor:
+    """Largest magnitude of each column, shape (..., 1, rank); NaN if it has one."""
+    peaks: Tensor = torch.linalg.vector_norm(factors, ord=math.inf, dim=-2, keepdim=True)
+    return peaks
 
 
 def _orthonormal(factors: Tensor) -> Tensor:
     """Orthonormal columns whose span contains that of the factors, shape (..., length, rank) with length > rank."""
     # Householder QR works for any finite matrix, including rank-deficient and zero ones.
     wide = factors.to(torch.promote_types(factors.dtype, torch.float32))
-    largest = wide.abs().amax(dim=-2, keepdim=True)
+    largest = _peaks(wide)
     columns: Tensor = torch.linalg.qr(wide / largest.masked_fill(largest == 0, 1)).Q
     return columns

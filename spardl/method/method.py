@@ -443,7 +443,7 @@ class Method:
         if gradient.shape != state.memory.shape:
             raise ValueError(f"gradient must have {state.memory.numel()} entries, got {gradient.numel()}")
         if self._is_unread(gradient):
-            self._accumulate_unread(gradient, state)
+            _accumulate_unread(self.residual, self.momentum, gradient, state)
             if clear:
                 gradient.zero_()
             return
@@ -462,25 +462,6 @@ class Method:
         # Skipping a gradient must not change moments either, so the host decides if there are any.
         finite_only = self.residual.remembers and not self._passes_nonfinite
         return not host_reads(gradient) and finite_only and not self.momentum.remembers
-
-    def _accumulate_unread(self, gradient: Tensor, state: MethodState) -> None:
-        memory, limits = state.memory, torch.finfo(state.memory.dtype)
-        # Other residuals may do more than to pass the gradient on.
-        if type(self.residual).accumulate is ErrorFeedback.accumulate:
-            flags = state.candidates.check_next(memory, gradient)
-            if flags is not None:
-                applied = self.momentum.apply(gradient, state.moments)
-                self.residual.accumulate(memory, applied, state.candidates)
-                state.conditions += flags.unbind()
-                return
-        finite = peak_of(gradient) < math.inf
-        # Adding -0 leaves every number as it is.
-        usable = torch.where(finite, self.momentum.apply(gradient, state.moments), -0.0)
-        self.residual.accumulate(memory, usable, state.candidates)
-        state.conditions += [finite, peak_of(memory) < math.inf]
-        # As in ``Bound``: below the largest number, which marks a sum over workers that was clipped.
-        most = limits.max * (1 - limits.eps)
-        memory.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
 
     def _apply(self, gradient: Tensor, peak: float, state: MethodState, *, clear: bool) -> bool:
         """Adds a gradient with magnitudes of at most ``peak``; returns whether it still has to be cleared."""
@@ -570,6 +551,26 @@ class Method:
         self.residual.keep(accumulated, total.indices)
         scaled = self.residual.scale(total, self.compressor.parts(context))
         return SparseVector(scaled.indices, _limited(scaled.values, worker.size, state), scaled.length)
+
+
+def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor, state: MethodState) -> None:
+    memory, limits = state.memory, torch.finfo(state.memory.dtype)
+    # Other residuals may do more than to pass the gradient on.
+    if type(residual).accumulate is ErrorFeedback.accumulate:
+        flags = state.candidates.check_next(memory, gradient)
+        if flags is not None:
+            applied = momentum.apply(gradient, state.moments)
+            residual.accumulate(memory, applied, state.candidates)
+            state.conditions += flags.unbind()
+            return
+    finite = peak_of(gradient) < math.inf
+    # Adding -0 leaves every number as it is.
+    usable = torch.where(finite, momentum.apply(gradient, state.moments), -0.0)
+    residual.accumulate(memory, usable, state.candidates)
+    state.conditions += [finite, peak_of(memory) < math.inf]
+    # As in ``Bound``: below the largest number, which marks a sum over workers that was clipped.
+    most = limits.max * (1 - limits.eps)
+    memory.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
 
 
 def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) -> Tensor:

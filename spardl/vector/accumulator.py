@@ -84,7 +84,7 @@ class Accumulator:
         Returns:
             int64 positions of shape (sum of k,): range by range, increasing within each.
         """
-        return self._candidates.largest(self.values, parts, self._changed(parts), spare)
+        return self._candidates.largest(self.values, parts, _changed(self._changes, parts), spare)
 
     def reaching(self, part: Range, bound: float, most: int) -> Tensor | None:
         """Finds the entries of a range whose magnitude is at least a bound, up to a limit.
@@ -97,17 +97,7 @@ class Accumulator:
         Returns:
             int64 positions of shape (found,), increasing; ``None`` if there are more than ``most``.
         """
-        return self._candidates.reaching(self.values, part, bound, most, self._changed([part]))
-
-    def _changed(self, parts: Sequence[Range]) -> list[Tensor]:
-        """Returns the positions in the given ranges that may have changed since candidates were listed."""
-        spans, found = Ranges.of(parts).spans, []
-        for start, stop, positions in self._changes:
-            for begin, end in spans:
-                if start < end and begin < stop:
-                    found.append(positions)
-                    break
-        return found
+        return self._candidates.reaching(self.values, part, bound, most, _changed(self._changes, [part]))
 
     def take(self, parts: Sequence[Range], select: Select) -> SparseVector:
         """Selects entries of adjacent ranges, and removes them from the vector.
@@ -154,7 +144,7 @@ class Accumulator:
         return self._cut(positions)
 
     def _cut(self, positions: Tensor) -> Tensor:
-        values, sent, error = self._cut_rounded(positions)
+        values, sent, error = _cut_rounded(self.values, positions, self.wire)
         self._note_cut(positions, values, error)
         return sent
 
@@ -164,20 +154,6 @@ class Accumulator:
         self._log.append((positions, values))
         if error is not None:
             self._errors.append((positions, error))
-
-    def _cut_rounded(self, positions: Tensor) -> tuple[Tensor, Tensor, Tensor | None]:
-        """Removes entries; returns the original values, the rounded ones to send, and the errors kept, if any."""
-        own = self.values.dtype
-        if not self.wire.rounds(own):
-            values = sparse.cut(self.values, positions)
-            return values, values, None
-        if compiled(self.values) and own is torch.float32 and self.wire.dtype(own) is torch.bfloat16:
-            return sparse.cut_to_bfloat16(self.values, positions)
-        values = sparse.gather(self.values, positions)
-        sent = self.wire.rounded(values)
-        error = _difference(values, sent)
-        sparse.put(self.values, positions, error)
-        return values, sent, error
 
     def rounded(self, start: int, block: SparseVector, holders: int = 1) -> SparseVector:
         """Rounds a partial sum to the wire format, and keeps this worker's share of the rounding errors in the vector.
@@ -353,6 +329,32 @@ class Accumulator:
         # Rounding may have increased magnitudes slightly.
         self.bound.value *= 1 + 4 * torch.finfo(self.values.dtype).eps
         self.bound.include(magnitude)
+
+
+def _changed(changes: Sequence[tuple[int, int, Tensor]], parts: Sequence[Range]) -> list[Tensor]:
+    """Returns the positions in the given ranges that may have changed since candidates were listed."""
+    spans, found = Ranges.of(parts).spans, []
+    for start, stop, positions in changes:
+        for begin, end in spans:
+            if start < end and begin < stop:
+                found.append(positions)
+                break
+    return found
+
+
+def _cut_rounded(values: Tensor, positions: Tensor, wire: Wire) -> tuple[Tensor, Tensor, Tensor | None]:
+    """Removes entries; returns the original values, the rounded ones to send, and the errors kept, if any."""
+    own = values.dtype
+    if not wire.rounds(own):
+        taken = sparse.cut(values, positions)
+        return taken, taken, None
+    if compiled(values) and own is torch.float32 and wire.dtype(own) is torch.bfloat16:
+        return sparse.cut_to_bfloat16(values, positions)
+    before = sparse.gather(values, positions)
+    sent = wire.rounded(before)
+    error = _difference(before, sent)
+    sparse.put(values, positions, error)
+    return before, sent, error
 
 
 def _restore_unsettled(values: Tensor, where: Tensor, old: Tensor, final: Tensor, *, whole: bool) -> None:

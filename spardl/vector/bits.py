@@ -136,7 +136,8 @@ class ScaledCodes(NamedTuple):
             dtype: Type of the scales.
 
         Returns:
-            The bytes of the scales and the packed codes, both uint8 and views of the message; see ``aligned``.
+            The bytes of the scales, shape (s,), and the packed codes, shape (m - s,), both uint8 and views of the
+            message; see ``aligned``.
         """
         border = self.scales * dtype.itemsize
         return message[:border], message[border:]

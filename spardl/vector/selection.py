@@ -22,209 +22,28 @@ from torch import Tensor
 from spardl.vector.kernels import compiled, runs_triton
 from spardl.vector.layout import Range, Ranges
 from spardl.vector.norms import host_reads
+from spardl.vector.rows import (
+    Integers,
+    LazyAddition,
+    block_of,
+    in_rows,
+    kth_largest,
+    largest_of_rows,
+    positions_reaching,
+    runs_of,
+)
 
 __all__ = [
     "Chosen",
     "Finder",
     "Integers",
-    "LazyAddition",
     "ListingRanges",
-    "block_of",
+    "UnreadFinder",
     "finder_for",
-    "in_rows",
-    "kth_largest",
-    "largest_of_rows",
-    "least_of_rows",
     "reaching",
-    "runs_of",
     "top_k",
     "top_k_unread",
 ]
-
-
-# Gradients are added block by block, so that the next read of the entries hits the cache.
-
-
-_BLOCK = 1 << 17
-
-
-def block_of(values: Tensor) -> int:
-    """Returns the number of entries of ``values``, shape (n,), that fit in the cache (at least 1); all on a GPU."""
-    return _BLOCK if values.device.type == "cpu" else max(1, values.numel())
-
-
-class LazyAddition:
-    """Adds a gradient to a vector step by step, only as far as positions are needed.
-
-    Args:
-        values: Vector of shape (n,), modified in place.
-        gradient: Gradient of shape (n,), or ``None`` if there is nothing to add.
-        clear: Whether to set the gradient to zero.
-    """
-
-    def __init__(self, values: Tensor, gradient: Tensor | None, clear: bool) -> None:
-        self._values, self._gradient, self._clear, self._done = values, gradient, clear, 0
-
-    def advance(self, stop: int) -> None:
-        """Adds the gradient to all positions below ``stop``, and perhaps beyond."""
-        length = self._values.numel()
-        while self._gradient is not None and self._done < stop:
-            end = min(self._done + block_of(self._values), length)
-            more = self._gradient[self._done : end]
-            self._values[self._done : end].add_(more)
-            if self._clear:
-                more.zero_()
-            self._done = end
-
-
-# Portable comparisons on the CPU: the bits of a floating-point number without its sign bit increase with its magnitude.
-#
-# numpy compares and partitions integers of any size with vector instructions. torch does not: it counts the positions
-# that reach a bound first, and its k-th value is slow.
-
-
-def positions_reaching(values: Tensor, bound: float) -> Tensor:
-    """Finds the entries whose magnitude is at least a bound.
-
-    Args:
-        values: Floating-point CPU tensor of shape (n,), without NaN.
-        bound: Smallest magnitude to find, rounded to the dtype of the values.
-
-    Returns:
-        int64 positions of shape (found,), increasing.
-    """
-    return torch.from_numpy(np.flatnonzero(_keys(values) >= _keys(values.new_tensor([bound]))))
-
-
-def kth_largest(values: Tensor, k: int) -> Tensor:
-    """Finds the k-th largest magnitude.
-
-    Args:
-        values: Floating-point CPU tensor of shape (n,), without NaN.
-        k: Rank of the magnitude, from 1 to n.
-
-    Returns:
-        A scalar tensor of the same dtype.
-    """
-    place = values.numel() - k
-    keys = _keys(values)
-    keys.partition(place)
-    return torch.from_numpy(keys[place : place + 1]).view(values.dtype)[0]
-
-
-def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Finds the k-th largest magnitude of each row, and the entries that reach it.
-
-    Args:
-        values: Floating-point CPU tensor of shape (r, m), without NaN.
-        wanted: k of each row, from 0 to m; shape (r,).
-
-    Returns:
-        Magnitudes, shape (r,), infinite for rows with k = 0; and int64 positions in the concatenated rows, shape
-        (found,), increasing.
-    """
-    keys, length, most = _keys(values), values.shape[1], max(1, int(wanted.max()))
-    parted = keys.copy()
-    parted.partition(length - most, axis=1)
-    top = np.sort(parted[:, length - most :], axis=1)
-    least = np.take_along_axis(top, np.minimum(most - wanted, most - 1)[:, None], axis=1)
-    least[wanted == 0] = _keys(values.new_tensor([float("inf")]))
-    return torch.from_numpy(least[:, 0]).view(values.dtype), torch.from_numpy(np.flatnonzero(keys >= least))
-
-
-def _keys(values: Tensor) -> NDArray[Any]:
-    """Returns the magnitudes as integers, in new memory."""
-    bits = values.detach().view(_BITS[values.itemsize]).numpy()
-    return bits & np.iinfo(bits.dtype).max
-
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-# The largest entries of many short ranges: rows of a matrix instead of a loop over ranges.
-#
-# Chunks of a few thousand entries are adjacent and of equal length, so one call finds the threshold of all of them.
-# Candidate lists would not help: a row stays in the cache.
-
-
-# Maximum row length, and minimum number of rows: other ranges are handled one by one.
-_LONGEST, _FEWEST = 1 << 14, 8
-
-Integers = NDArray[np.int64]
-
-
-def runs_of(starts: Integers, stops: Integers) -> list[slice]:
-    """Groups ranges into runs that are rows of a matrix: adjacent, short and of equal length.
-
-    Args:
-        starts: Starts of the ranges, shape (r,).
-        stops: Ends of the ranges, shape (r,).
-
-    Returns:
-        Slices that together cover all ranges in order; each slice of several ranges is such a matrix.
-    """
-    if not starts.size:
-        return []
-    lengths = stops - starts
-    joined = (starts[1:] == stops[:-1]) & (lengths[1:] == lengths[:-1]) & (lengths[1:] > 0) & (lengths[1:] <= _LONGEST)
-    edges = np.concatenate([[0], np.flatnonzero(~joined) + 1, [starts.size]])
-    few = np.diff(edges) < _FEWEST
-    alone = np.flatnonzero(np.repeat(few, np.diff(edges)))
-    return [slice(*edge) for edge in pairwise(np.union1d(edges, np.append(alone, alone + 1)).tolist())]
-
-
-def in_rows(starts: Integers, stops: Integers) -> NDArray[np.bool_]:
-    """Returns whether each range is a row of a matrix, as defined by ``runs_of``: bool, shape (r,)."""
-    found = np.zeros(starts.size, bool)
-    for run in runs_of(starts, stops):
-        found[run] = run.stop - run.start > 1
-    return found
-
-
-def largest_of_rows(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
-    """Finds the largest entries of each row; ties go to the lowest positions.
-
-    Args:
-        values: Finite floating-point tensor of shape (n,).
-        ranges: The r rows of a matrix, as found by ``runs_of``; k from 0 to their length.
-
-    Returns:
-        int64 positions in the vector, shape (sum of k,), row by row, increasing within each; and the smallest selected
-        magnitude of each row, shape (r,), or 0 where nothing was compared.
-    """
-    matrix = values[ranges.start : ranges.start + ranges.length].view(len(ranges), -1)
-    length, wanted = matrix.shape[1], ranges.columns[2]
-    rows, found, cuts = max(1, block_of(values) // length), [], []
-    for first in range(0, len(matrix), rows):
-        positions, cut = _of_block(matrix[first : first + rows], wanted[first : first + rows])
-        found.append(positions + (ranges.start + first * length))
-        cuts.append(cut)
-    return torch.cat(found), torch.cat(cuts)
-
-
-def _of_block(values: Tensor, wanted: Integers) -> tuple[Tensor, Tensor]:
-    least = least_of_rows if values.device.type == "cpu" else _least_of_rows
-    cuts, reaching = least(values, wanted)
-    count = torch.from_numpy(wanted).to(values.device)
-    if reaching.numel() != int(wanted.sum()):
-        reaching = _drop_late_row_ties(values.abs(), cuts, count)
-    return reaching, torch.where((count > 0) & (count < values.shape[1]), cuts, cuts.new_zeros(()))
-
-
-def _least_of_rows(values: Tensor, wanted: Integers) -> tuple[Tensor, Tensor]:
-    """Threshold of each row, infinite if nothing is wanted, and positions of the entries that reach it."""
-    magnitude, count = values.abs(), torch.from_numpy(wanted).to(values.device)
-    top = magnitude.topk(max(1, int(wanted.max()))).values
-    least = top.gather(1, (count - 1).clamp(min=0)[:, None])
-    least.masked_fill_(count[:, None] == 0, float("inf"))
-    return least.squeeze(1), (magnitude >= least).view(-1).nonzero().squeeze(1)
-
-
-def _drop_late_row_ties(magnitude: Tensor, least: Tensor, count: Tensor) -> Tensor:
-    """Keeps the entries above their row's threshold, and the first of those equal to it, as many as are wanted."""
-    above, ties = magnitude > least[:, None], magnitude == least[:, None]
-    remaining = (count - above.sum(1))[:, None]
-    return (above | (ties & (ties.cumsum(1) <= remaining))).view(-1).nonzero().squeeze(1)
 
 
 class ListingRanges(NamedTuple):
@@ -294,7 +113,7 @@ class Finder(ABC):
 
     @property
     def marks(self) -> Tensor | None:
-        """Bitmap in which changed entries must be marked instead of passing them to ``largest``; often ``None``."""
+        """Bitmap to mark changed entries in, int32, shape (m,); ``None`` if ``largest`` expects them."""
         return None
 
     def flag(self, device: torch.device) -> Tensor:
@@ -593,6 +412,10 @@ def _reaching(values: Tensor, start: int, stop: int, bound: float, addition: Laz
         search = _search_compiled
     else:
         search = positions_reaching if values.device.type == "cpu" else _search
+    if values.device.type != "cpu":
+        addition.advance(stop)
+        alone = search(values[start:stop], bound)
+        return alone.add_(start) if start else alone
     block, found = block_of(values), [torch.empty(0, dtype=torch.int64, device=values.device)]
     for begin in range(start, stop, block):
         end = min(begin + block, stop)
@@ -613,6 +436,113 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
     return out[: search(values.detach().view(kind.bits).numpy(), kind.mask, key, out.numpy())]
 
 
+# Selection on a GPU with Triton: the host reads no value, and bounds are reused from step to step.
+
+
+# Capacity of the list of a range: a multiple of k, plus a constant for small ranges; as in ``candidates``.
+_CAPACITY, _EXTRA = 4, 64
+# Flags for the rest of a step, which are allocated with those of the gradient.
+_SPARE = 14
+# Without marks, one program compares all entries of a range; torch is faster for longer ranges.
+_LONGEST_UNMARKED = 1 << 20
+
+
+class UnreadFinder(PortableFinder):
+    """Finder for CUDA and vectors of less than 2^31 entries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Ranges whose entries are marked in this step, and the ranges selected in it, which are marked in the next one.
+        self._marked: list[tuple[int, int]] = []
+        self._selected: set[tuple[int, int]] = set()
+        self._words = self._edges = self._bounds = self._following = self._memo = self._scratch = torch.empty(0)
+        self._tables: dict[tuple[Range, ...], Tensor] = {}
+        self._added = False
+        self._flags: Tensor | None = None
+        self._spare: list[Tensor] = []
+
+    def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
+        """Adds the gradient and marks entries; ``ranges`` are ignored, since the bounds are on the device."""
+        from spardl.vector.kernels import gpu_select  # noqa: PLC0415 - triton is installed only with CUDA
+
+        self._prepare(values)
+        gpu_select.add_and_mark(values, gradient, self._flags, self._edges, self._bounds, self._words)
+        self._flags = None
+        if clear and gradient is not None:
+            gradient.zero_()
+        return np.full(ranges.starts.size, -1)
+
+    @property
+    def marks(self) -> Tensor | None:
+        """Bitmap of the marked entries, int32, shape (m,)."""
+        return self._words if self._marked else None
+
+    def check_next(self, gradient: Tensor) -> Tensor | None:
+        """Makes the next ``add`` depend on ``gradient``, shape (n,): bool, shape (2,)."""
+        from spardl.vector.kernels import gpu_select  # noqa: PLC0415 - triton is installed only with CUDA
+
+        self._flags, *self._spare = gpu_select.finite_flags(gradient, _SPARE).split([2, *[1] * _SPARE])
+        return self._flags
+
+    def flag(self, device: torch.device) -> Tensor:
+        """A spare flag if there is one: bool, shape ()."""
+        return self._spare.pop().view(()) if self._spare else super().flag(device)
+
+    def _prepare(self, values: Tensor) -> None:
+        from spardl.vector.kernels import gpu_select  # noqa: PLC0415
+
+        device, marked = values.device, sorted(self._selected)
+        # Of overlapping ranges, which do not occur so far, none is marked.
+        if any(one[1] > two[0] for one, two in pairwise(marked)):
+            marked = []
+        if not self._added:
+            self._words = gpu_select.words_of(values.numel(), device)
+        if not self._added or marked != self._marked:
+            self._marked, self._tables = marked, {}
+            self._edges = gpu_select.edges_of(marked, device)
+            self._bounds, self._following = (
+                torch.full((len(marked) + 1,), gpu_select.NO_BOUND, dtype=torch.int32, device=device) for _ in range(2)
+            )
+            self._memo = torch.zeros(len(marked) + 1, 2, dtype=torch.int32, device=device)
+        else:
+            self._bounds, self._following = self._following, self._bounds
+        self._selected, self._added = set(), True
+
+    def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor]) -> Chosen:
+        """Selects the entries of all ranges in one launch."""
+        ranges = Ranges.of(parts)
+        if not self._added and max(part.stop - part.start for part in parts) > _LONGEST_UNMARKED:
+            return super().largest(values, parts, touched)
+        from spardl.vector.kernels import gpu_select  # noqa: PLC0415
+
+        for positions in touched if self._marked else ():
+            gpu_select.mark(positions, self._words)
+        self._selected.update((part.start, part.stop) for part in parts if 0 < part.k < part.stop - part.start)
+        positions = torch.empty(ranges.wanted, dtype=torch.int64, device=values.device)
+        table = self._table(tuple(parts), values.device)
+        memo = self._memo, self._scratch
+        gpu_select.select(values, table, self._words, self._bounds, self._following, *memo, positions)
+        return Chosen(
+            ranges.columns.T, positions, torch.zeros(len(ranges), dtype=values.dtype), np.full(len(ranges), -1)
+        )
+
+    def _table(self, parts: tuple[Range, ...], device: torch.device) -> Tensor:
+        if (found := self._tables.get(parts)) is not None:
+            return found
+        numbers = {pair: number for number, pair in enumerate(self._marked)}
+        rows, offset, begin = [], 0, 0
+        for start, stop, k in parts:
+            room = min(_CAPACITY * k + _EXTRA, stop - start)
+            rows.append((start, stop, k, offset, numbers.get((start, stop), -1), begin, room))
+            offset, begin = offset + k, begin + room
+        if self._scratch.numel() < begin or self._scratch.device != device:
+            self._scratch = torch.empty(begin, dtype=torch.int32, device=device)
+        table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+        if self._added:
+            self._tables[parts] = table
+        return table
+
+
 def finder_for(values: Tensor) -> Finder:
     """Returns the fastest finder for vectors like ``values``, shape (n,)."""
     # Compiled addition of float16 needs processor support.
@@ -625,8 +555,6 @@ def finder_for(values: Tensor) -> Finder:
         return PortableFinder()
     if values.itemsize > 4 or values.numel() >= 2**31:
         return GpuFinder()
-    from spardl.vector.unread import UnreadFinder  # noqa: PLC0415 - it imports this module
-
     return UnreadFinder()
 
 

@@ -279,6 +279,9 @@ def merge(vectors: Sequence[SparseVector]) -> SparseVector:
         The sum, on the union of the indices.
     """
     values = vectors[0].values
+    if _adds_on_gpu(vectors):
+        padded = _merge_on_gpu(vectors)
+        return padded.at(_first_of_each(padded.indices))
     add = _merge_compiled if compiled(values) and values.dtype in _COMPILED_TYPES else _merge
     total = add(vectors)
     clip_overflow(total.values)
@@ -323,10 +326,7 @@ def merge_padded(vectors: Sequence[SparseVector]) -> SparseVector:
         The sum, as many entries as all vectors together: an index of several vectors is repeated, with its sum.
     """
     if _adds_on_gpu(vectors):
-        from spardl.vector.kernels import gpu_merge  # noqa: PLC0415 - triton is installed only with CUDA
-
-        joined = (torch.cat([getattr(vector, part) for vector in vectors]) for part in ("indices", "values"))
-        return SparseVector(*gpu_merge.merge(*joined, len(vectors)), vectors[0].length)
+        return _merge_on_gpu(vectors)
     indices = torch.cat([vector.indices for vector in vectors]).sort().values
     sums = vectors[0].values.new_zeros(indices.numel())
     # The first of equal indices collects the sum, in the order of the vectors.
@@ -336,10 +336,24 @@ def merge_padded(vectors: Sequence[SparseVector]) -> SparseVector:
     return SparseVector(indices, clip_overflow(values), vectors[0].length)
 
 
+def _first_of_each(indices: Tensor) -> Tensor:
+    """Places of the indices that do not repeat the one before them; reads their number."""
+    first = torch.ones_like(indices, dtype=torch.bool)
+    torch.ne(indices[1:], indices[:-1], out=first[1:])
+    return first.nonzero().squeeze(1)
+
+
 def _adds_on_gpu(vectors: Sequence[SparseVector]) -> bool:
-    """Whether kernels add vectors: they compute in float32, and expect equal numbers of entries."""
+    """Whether kernels add vectors: they compute in float32."""
     values = vectors[0].values
-    return runs_triton(values) and values.itemsize <= 4 and len({len(vector) for vector in vectors}) == 1
+    return runs_triton(values) and values.itemsize <= 4
+
+
+def _merge_on_gpu(vectors: Sequence[SparseVector]) -> SparseVector:
+    from spardl.vector.kernels import gpu_merge  # noqa: PLC0415 - triton is installed only with CUDA
+
+    indices, values = (torch.cat([getattr(vector, part) for vector in vectors]) for part in ("indices", "values"))
+    return SparseVector(*gpu_merge.merge(indices, values, tuple(map(len, vectors))), vectors[0].length)
 
 
 def top_padded(merged: SparseVector, k: int) -> tuple[SparseVector, SparseVector]:

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spardl.vector.selection import kth_largest, positions_reaching
+from spardl.vector.rows import kth_largest, positions_reaching
 
 DTYPES = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
 NUMBERS = st.sampled_from([0.0, -0.0, 6e-8, -6e-8, 1.0, -1.0, 1.0078125, -2.0, 6.5e4, float("inf"), -float("inf")])

@@ -11,9 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from spardl.vector import selection
+from spardl.vector import rows
 from spardl.vector.layout import Range, Ranges
-from spardl.vector.selection import ListingRanges, PortableFinder, in_rows, largest_of_rows, runs_of
+from spardl.vector.rows import in_rows, largest_of_rows, runs_of
+from spardl.vector.selection import ListingRanges, PortableFinder
 from tests.vector.test_selection import DTYPES, exact, vectors
 
 
@@ -69,9 +70,9 @@ def test_the_same_as_range_by_range(dtype: torch.dtype, elsewhere: bool, data: s
     values, parts = data.draw(matrices(dtype))
     before = values.clone()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spardl.vector.selection._BLOCK", data.draw(st.sampled_from([7, 40, 1 << 17])))
+        patch.setattr("spardl.vector.rows._BLOCK", data.draw(st.sampled_from([7, 40, 1 << 17])))
         if elsewhere:
-            patch.setattr(selection, "least_of_rows", selection._least_of_rows)
+            patch.setattr(rows, "least_of_rows", rows._least_of_rows)
         positions, cuts = largest_of_rows(values, Ranges.of(parts))
     assert torch.equal(values.view(torch.uint8), before.view(torch.uint8))
     assert positions.dtype is torch.int64

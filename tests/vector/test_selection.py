@@ -90,7 +90,7 @@ def test_short_types_are_added_up_as_torch_does(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("block", [1 << 17, 1])
 def test_what_reaches_a_bound(block: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.vector.selection._BLOCK", block)
+    monkeypatch.setattr("spardl.vector.rows._BLOCK", block)
     values = torch.tensor([9.0, 1.0, -2.0, 2.0, -0.0, -INFINITY, 9.0])
     assert reaching(values, 1, 6, 2.0).tolist() == [2, 3, 5]
     assert reaching(values, 1, 6, 0.0).tolist() == [1, 2, 3, 4, 5]
@@ -220,7 +220,7 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
     # A finder has a past: room for lists, and lists, that must not matter.
     compiled.add(case.memory.clone(), None, case.ranges)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("spardl.vector.selection._BLOCK", data.draw(st.sampled_from([7, 1 << 17])))
+        patch.setattr("spardl.vector.rows._BLOCK", data.draw(st.sampled_from([7, 1 << 17])))
         (values, listed), (reference, _) = run(compiled, case), run(portable, case)
     assert same_bits(values, reference)
     if not case.parts:

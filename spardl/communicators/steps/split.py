@@ -100,7 +100,9 @@ def _bucket_exchange(
 
 def cut_apart(vector: SparseVector, borders: Sequence[int]) -> list[SparseVector]:
     """Splits a vector at increasing borders; the indices of each part are relative to its start."""
-    cuts = torch.searchsorted(vector.indices, torch.tensor(borders, device=vector.indices.device)).tolist()
+    # A copy to a device that does not wait for it.
+    wanted = torch.tensor(borders).to(vector.indices.device, non_blocking=True)
+    cuts = torch.searchsorted(vector.indices, wanted).tolist()
     return [
         SparseVector(vector.indices[low:high] - start, vector.values[low:high], stop - start)
         for low, high, start, stop in zip(cuts, cuts[1:], borders, borders[1:], strict=False)
@@ -120,11 +122,12 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
     Returns:
         The numbers that the members, by position, sent to this one.
     """
-    held = torch.tensor([counts[team.at(offset)] for offset in range(team.size)], dtype=torch.int64, device=device)
-    distances = torch.arange(team.size, device=device)
+    own = torch.tensor([counts[team.at(offset)] for offset in range(team.size)], dtype=torch.int64)
+    held = own.to(device, non_blocking=True)
     # Store and forward: a number with distance d to its receiver takes one hop per set bit of d.
     for level in range((team.size - 1).bit_length()):
-        moving = (distances >> level & 1).nonzero().squeeze(1)
+        distances = [distance for distance in range(team.size) if distance >> level & 1]
+        moving = torch.tensor(distances).to(device, non_blocking=True)
         send = Send(team.rank(1 << level), held[moving], moving.numel())
         arrived = yield Exchange([send], [Receive(team.rank(-(1 << level)), moving.numel(), torch.int64)])
         held[moving] = arrived[0]

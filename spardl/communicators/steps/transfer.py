@@ -256,5 +256,7 @@ def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -
         The numbers of each member, by position in the team.
     """
     sizes = [len(counts)] * team.size
-    gathered = yield from all_gather(team, torch.tensor(counts, dtype=torch.int64, device=device), sizes, sizes)
-    return [row.tolist() for row in gathered]
+    own = torch.tensor(counts, dtype=torch.int64).to(device, non_blocking=True)
+    # The host waits once, for all numbers together.
+    rows = (yield from all_gather_around(team, own, sizes, sizes)).view(team.size, -1).tolist()
+    return [rows[(position - team.position) % team.size] for position in range(team.size)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+from itertools import accumulate
+
 import torch
 import triton
 import triton.language as tl
@@ -9,7 +12,7 @@ from torch import Tensor
 
 from spardl.vector.kernels import gpu, gpu_select
 
-__all__ = ["magnitudes", "merge", "split", "write_others"]
+__all__ = ["ends_of", "magnitudes", "merge", "split", "write_others"]
 
 _TILE = 1024  # entries per program
 _WARPS = 4
@@ -19,16 +22,22 @@ def _grid(count: int) -> tuple[int, ...]:
     return (triton.cdiv(count, _TILE),)
 
 
-def merge(indices: Tensor, values: Tensor, vectors: int) -> tuple[Tensor, Tensor]:
-    """Sums vectors with the same number of entries, in order, from +0.
+@lru_cache(maxsize=256)
+def ends_of(counts: tuple[int, ...], device: torch.device) -> Tensor:
+    """Ends of vectors with these numbers of entries, after 0: int64, shape (vectors + 1,), cached on the device."""
+    return torch.tensor(list(accumulate(counts, initial=0))).to(device, non_blocking=True)
+
+
+def merge(indices: Tensor, values: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
+    """Sums vectors, in order, from +0.
 
     Args:
-        indices: int64 indices of all vectors after each other, shape (vectors * k,), strictly increasing in each.
-        values: Their values, shape (vectors * k,), float32, bfloat16 or float16, finite.
-        vectors: Number of vectors.
+        indices: int64 indices of all vectors after each other, shape (m,), strictly increasing in each.
+        values: Their values, shape (m,), float32, bfloat16 or float16, finite.
+        counts: Number of entries of each vector.
 
     Returns:
-        Indices and sums, shape (vectors * k,): indices increase, repeated ones have the same sum; sums that overflow
+        Indices and sums, shape (m,): indices increase, repeated ones have the same sum; sums that overflow
         become the largest number.
     """
     out = torch.empty_like(indices), torch.empty_like(values)
@@ -39,11 +48,11 @@ def merge(indices: Tensor, values: Tensor, vectors: int) -> tuple[Tensor, Tensor
             indices,
             values,
             total,
-            total // vectors,
-            (total // vectors).bit_length(),
+            ends_of(counts, indices.device),
+            max(counts).bit_length(),
             *out,
             float(torch.finfo(values.dtype).max),
-            vectors,
+            len(counts),
             _TILE,
             num_warps=_WARPS,
         )
@@ -51,7 +60,15 @@ def merge(indices: Tensor, values: Tensor, vectors: int) -> tuple[Tensor, Tensor
 
 
 def magnitudes(indices: Tensor, values: Tensor) -> Tensor:
-    """Magnitudes of ``values``, shape (m,), but -1 where an index, int64, shape (m,), repeats the one before it."""
+    """Computes magnitudes, but -1 where an index repeats the one before it.
+
+    Args:
+        indices: int64 indices of shape (m,), increasing.
+        values: Their values, shape (m,), float32, bfloat16 or float16.
+
+    Returns:
+        Tensor like ``values``, shape (m,).
+    """
     out = torch.empty_like(values)
     if count := indices.numel():
         gpu.launch(_magnitudes, _grid(count), indices, values, count, out, _TILE, num_warps=_WARPS)
@@ -137,7 +154,7 @@ def _merge(
     indices: tl.tensor,
     values: tl.tensor,
     total: int,
-    k: int,
+    ends: tl.tensor,
     steps: int,
     out_indices: tl.tensor,
     out_values: tl.tensor,
@@ -148,14 +165,17 @@ def _merge(
     kind: tl.constexpr = values.dtype.element_ty
     at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     inside = at < total
-    own = at // k
     index = tl.load(indices + at, mask=inside, other=0)
-    place = at - own * k
+    own = tl.zeros_like(at)
+    for other in range(1, vectors):
+        own += tl.where(at >= tl.load(ends + other), 1, 0)
+    place = at - tl.load(ends + own)
     sums = tl.zeros([tile], tl.float32)
     for other in range(vectors):
-        begin = other * k
-        first = _first_from(indices + begin, k, index, inside, steps)
-        present = inside & (first < k)
+        begin = tl.load(ends + other)
+        count = tl.load(ends + other + 1) - begin
+        first = _first_from(indices + begin, count, index, inside, steps)
+        present = inside & (first < count)
         present &= tl.load(indices + begin + first, mask=present, other=-1) == index
         value = gpu_select.wide(tl.load(values + begin + first, mask=present, other=0))
         # Every partial sum is rounded, as sums of torch are.

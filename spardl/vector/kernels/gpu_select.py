@@ -54,7 +54,7 @@ def words_of(length: int, device: torch.device) -> Tensor:
 
 
 def edges_of(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """Copies the borders of disjoint ranges, in order, to the device, as ``add_and_mark`` expects them."""
+    """Copies the borders of r disjoint ranges, in order, to the device: int64, shape (2r + 2,)."""
     numbers = [-_END, *(edge for pair in ranges for edge in pair), _END]
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
@@ -91,8 +91,8 @@ def add_and_mark(
     Args:
         memory: Residual of shape (n,), float32, bfloat16 or float16, contiguous.
         gradient: Gradient like ``memory``, shape (n,); ``None`` to add nothing.
-        flags: Result of ``finite_flags``: if the gradient is not finite, nothing is added. The second flag becomes
-            false if a sum overflows; it is clipped to just below the largest number. ``None`` to add without
+        flags: Bool, shape (2,), from ``finite_flags``: if the gradient is not finite, nothing is added. The second flag
+            becomes false if a sum overflows; it is clipped to just below the largest number. ``None`` to add without
             conditions.
         edges: Borders of the ranges, int64, shape (2r + 2,), see ``edges_of``.
         bounds: Least magnitude to mark as an integer, int32, shape (r,).
@@ -198,7 +198,7 @@ def select_from_all(values: Tensor, k: int, table: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def table_of_all(length: int, k: int, device: torch.device) -> Tensor:
-    """Table of one range for ``select_from_all``, on the device; cached, so that only the first step copies it."""
+    """Table of one range for ``select_from_all``, cached on the device: int64, shape (1, ROW)."""
     row = [0, length, k, 0, -1, 0, 0]
     return torch.tensor([row], dtype=torch.int64).to(device, non_blocking=True)
 

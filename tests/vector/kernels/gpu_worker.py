@@ -168,7 +168,7 @@ def compile_rest_for_hopper(kind: str, bits: int) -> dict[str, str]:
     of_values = ("values", "amounts", "before", "total", "out", "out_values", "new", "scales")
     types = {
         **dict.fromkeys(of_values, f"*{kind}"),
-        **dict.fromkeys(("positions", "indices", "places", "final", "out_indices"), "*i64"),
+        **dict.fromkeys(("positions", "indices", "places", "final", "out_indices", "ends"), "*i64"),
         **dict.fromkeys(("kept_indices", "other_indices"), "*i64"),
         **dict.fromkeys(("kept_values", "other_values", "taken"), raw),
         "words": "*i32",

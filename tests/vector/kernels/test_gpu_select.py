@@ -12,8 +12,7 @@ import pytest
 import torch
 
 from spardl.vector.layout import Range
-from spardl.vector.selection import ListingRanges, finder_for
-from spardl.vector.unread import UnreadFinder
+from spardl.vector.selection import ListingRanges, UnreadFinder, finder_for
 from tests.support.emulated_gpu import Meter, emulated_with_triton, on_device, on_host
 from tests.vector.kernels.gpu_worker import Call, compile_selection_for_hopper, worker
 from tests.vector.test_selection import exact

@@ -90,7 +90,7 @@ class BertPretraining(Task):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns summed losses in nats and counts, as named by ``sums``: float64, shape (len(sums),)."""
+        """Returns the sums that ``sums`` names, of losses in nats and of counts: float64, shape (len(sums),)."""
         placed = place(batch, model)
         words, labels, pairs = _guess(model, placed)
         loss, hits, count = score(words, labels)

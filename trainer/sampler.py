@@ -234,7 +234,7 @@ class TrainingWorker:
             self._set_random(outside)
 
     def undo_spoiled_buffers(self) -> None:
-        """Restores the buffers of an active worker if a pass made them non-finite; otherwise they would stay so."""
+        """Restores the buffers of an active worker if a pass made them non-finite: running means never recover."""
         floating = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
         if not all(bool(buffer.isfinite().all()) for buffer in floating):
             load_buffers(self._model, self._buffers)

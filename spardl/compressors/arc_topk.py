@@ -129,7 +129,6 @@ class ARCTopK(DenseCompressor):
     def _sketches(self, values: Tensor, context: Context) -> Tensor:
         """Returns the products of the compressed matrices with random ones, row by row."""
         # Computed in float32 at least: products in half precision would overflow.
-        # Products of half precision would overflow.
         wide = torch.promote_types(values.dtype, torch.float32)
         randoms: dict[int, Tensor] = {}
         parts = []

@@ -265,7 +265,7 @@ class CountSketch(Budget, DenseCompressor):
         return SketchedPart(part, columns, candidates)
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of entries in all tables, if any, and of all candidates."""
+        """Returns the number of entries in all tables, omitted if there are no tables, and that of all candidates."""
         plan = self.plan(context)
         tables, candidates = sum(self.rows * each.columns for each in plan), sum(each.candidates for each in plan)
         return [tables, candidates] if tables else [candidates]

@@ -458,7 +458,8 @@ def attach_fsdp(
     check_update(Wfbp(), made, optimizers, clip_norm, None)
     if timeout is not None:
         raise ConfigError(
-            f"timeout={timeout} has no effect where gradients are averaged; remove it, and set the timeout of group="
+            f"timeout={timeout} has no effect, because this handle averages gradients, not updates; remove it, and set "
+            "the timeout of the process group in new_group() or init_process_group()"
         )
     return Sharded(units, made, cluster, update_facts(optimizers, named))
 

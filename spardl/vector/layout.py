@@ -144,14 +144,17 @@ class Layout:
         return self.cut_from or tuple(map(math.prod, self.shapes))
 
     def part(self, start: int, stop: int) -> Layout:
-        """Returns the layout of a range. A partly covered tensor becomes a vector, or one column if it is a matrix.
+        """Returns the layout of a range of the vector.
+
+        Tensors inside the range keep their shapes. The covered entries of other tensors become a vector, or one column
+        if the tensor has two or more dimensions.
 
         Args:
             start: Position of the first entry.
             stop: Position after the last entry.
 
         Returns:
-            A layout with one tensor per slice.
+            A layout with one tensor for each tensor that the range covers at least partly.
         """
         shapes, wholes = [], []
         for shape, (low, high), whole in zip(self.shapes, self.tensors, self.wholes, strict=True):

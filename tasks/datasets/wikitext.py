@@ -69,17 +69,17 @@ def wikitext2(root: str, download: bool = False, held_out: str = "test", stand_i
 def wikitext2_chars(
     root: str, download: bool = False, held_out: str = "test", vocab_size: int = 96, stand_in: bool = False
 ) -> TextDataset:
-    """Loads WikiText-2 with characters as tokens, including the marks of its word tokenizer.
+    """Loads WikiText-2 with characters as tokens; the marks that its word tokenizer added, such as ``@-@``, are kept.
 
-    The training text has 10,501,452 tokens and ``test`` 1,186,897, including an ``<eos>`` per line. The ``<unk>`` of
-    the published text, which replaces a rare word, is one unknown character here.
+    The training text has 10,501,452 tokens and ``test`` 1,186,897, including an ``<eos>`` per line. The ``<unk>``
+    that replaces a rare word in the published text becomes a single ``<unk>`` token.
 
     Args:
         root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
         download: Whether to fetch the files that are missing.
         held_out: Split to evaluate on: ``test`` or ``valid``.
-        vocab_size: Number of token ids: the most frequent characters, ``<eos>`` and ``<unk>``. With 96, characters are
-            known that occur at least about a hundred times.
+        vocab_size: Number of token ids: the most frequent characters, ``<eos>`` and ``<unk>``. The default covers
+            the characters that occur at least about a hundred times.
         stand_in: Whether to use :func:`tasks.datasets.pydocs.pydocs_chars` instead, as placeholder data.
 
     Returns:

@@ -84,10 +84,11 @@ def word_dataset(
 
     Args:
         name: Name of the data set.
-        train: Training lines, as words. They determine the vocabulary, in which ``<eos>`` and ``<unk>`` are 0 and 1.
-        test: Held-out lines, as words; unknown words become ``<unk>``.
-        vocab_size: Size of the vocabulary; rarer words become ``<unk>``, and numbers may stay unused. ``None`` includes
-            every word.
+        train: Training lines, each a sequence of words. They determine the vocabulary, in which ``<eos>`` has id 0 and
+            ``<unk>`` 1.
+        test: Held-out lines, each a sequence of words; unknown words become ``<unk>``.
+        vocab_size: Number of token ids: words too rare for it become ``<unk>``, and ids stay unused if there are fewer
+            words. ``None`` includes every word.
         caveat: Note for readers of the results, such as that the data are placeholders.
 
     Returns:

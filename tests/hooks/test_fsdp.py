@@ -524,7 +524,7 @@ def test_unsuitable_optimizers_are_refused() -> None:
         "does not support Muon" if hasattr(torch.optim, "Muon") else "momentum before compression supports",
         "clip_norm=1.0 needs optimizer=",
         "update_scale=measured has no effect",
-        "timeout=10.0 has no effect where gradients are averaged",
+        "timeout=10.0 has no effect, because this handle averages gradients, not updates",
     ]
     for found in run_workers(2, work):
         for line, start in zip(found, expected, strict=True):

@@ -149,9 +149,10 @@ def halves(
     compression: Callable[[int], float],
     dtype: torch.dtype = torch.float32,
 ) -> tuple[GroupCost, GroupCost]:
-    """Returns the costs of a synchronization in two halves: up to each worker's reduced shard, and the rest.
+    """Returns the costs of the two halves of a synchronization.
 
-    All compression counts in the first half, in which entries are selected.
+    After the first, the reduce-scatter, each worker holds the sum of its shard; the second is the all-gather. All time
+    for compression counts in the first half, in which entries are selected.
 
     Args:
         method: Method that averages the gradients.

@@ -31,13 +31,11 @@ class Accumulator:
 
     Args:
         values: Vector of shape (n,), gradient plus residual; modified in place.
-        candidates: Positions among which the largest entries are searched, if they were listed when the gradient was
-            added.
+        candidates: Positions listed when the gradient was added, among which the largest entries are searched.
         wire: Number format of values in messages. Rounding errors remain in the vector.
-        bound: Upper bound of the magnitudes in the vector. Code that writes larger entries to ``values`` must update
-            it.
+        bound: Upper bound of the magnitudes in the vector; update it after writing larger entries to ``values``.
         sum_buffer: Buffer for a dense sum, of the vector's shape and dtype; ``None`` to allocate one when needed.
-        step: Granularity of index widths in messages: the low part of an index takes a multiple of this number of bits.
+        step: Granularity of index widths in messages: the low part of an index takes a multiple of this many bits.
 
     Attributes:
         form: Format of messages that hold entries of the vector.

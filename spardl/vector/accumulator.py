@@ -76,8 +76,7 @@ class Accumulator:
 
         Args:
             parts: Disjoint ranges, each with its k.
-            spare: Factor, at least 1; in the next step, the largest entries are searched among about ``spare`` times k
-                candidates.
+            spare: About the number of candidates per selected entry in the next step, at least 1.
 
         Returns:
             int64 positions of shape (sum of k,): range by range, increasing within each.

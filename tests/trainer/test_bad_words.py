@@ -60,7 +60,7 @@ COMPOSED = {
     "model._target_=torch.nn.Linear": "it must be from tasks; add plugins=[torch] to allow its package",
     "task._target_=os.system": "it must be from tasks; choose one with task=NAME",
     "task=5": "this configuration has no task",
-    "optimizer._target_=torch.load": "it must be from torch.optim; choose one with optimizer=NAME",
+    "optimizer._target_=torch.load": "it must be from torch.optim or trainer; choose one with optimizer=NAME",
     "optimizer._partial_=false": "optimizer._partial_ must be true",
     "cluster._target_=spardl.clusters.workers.processes.leave": "it must be from trainer",
     "logger._target_=logging.getLogger": "it must be from trainer",

@@ -301,11 +301,10 @@ class Plan:
             )
         # Raises if there are too few examples.
         self.sampler(Worker(0, workers))
-        model = self._try_model()
+        model, optimizer = self._try_model(), sample_optimizer(self.optimizer)
         if takes_model(self.optimizer):
             make_optimizer(self.optimizer, model)
         self._check_momentum()
-        optimizer = sample_optimizer(self.optimizer)
         if self.method.momentum.moved:
             for part in optimizer_parts(optimizer):
                 check_local_update(self.method.momentum, part)
@@ -316,9 +315,10 @@ class Plan:
         # check_moved compares these rules with the optimizer.
         if rule.moved:
             return
-        if rule.remembers and "momentum" not in inspect.signature(kind).parameters:
+        known = inspect.signature(kind).parameters
+        if rule.remembers and ("momentum" not in known or "betas" in known):
             raise ConfigError(
-                f"momentum={rule.name} replaces the momentum of the optimizer, but {kind.__name__} has none; "
+                f"momentum={rule.name} replaces the momentum of SGD, but {kind.__name__} has other moments or none; "
                 "use optimizer=sgd, or momentum=optimizer"
             )
         for key, applied in (("momentum", rule.remembers), ("weight_decay", rule.decay > 0)):
@@ -369,6 +369,8 @@ def sample_optimizer(make: OptimizerFactory) -> torch.optim.Optimizer:
     try:
         # torch's optimizers import further modules for about a second: once here instead of in each worker.
         return make([nn.Parameter(torch.zeros(shape)) for shape in ((1,), (1, 1))[: 1 + takes_model(make)]])
+    except SpardlError:
+        raise
     except Exception as error:
         given = ", ".join(f"{key}={value}" for key, value in getattr(make, "keywords", {}).items())
         raise ConfigError(

@@ -13,7 +13,7 @@ from torch import nn
 from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
 from spardl.vector.layout import Layout
-from trainer.optimizers import OptimizerFactory
+from trainer.optimizers import OptimizerFactory, takes_model
 
 __all__ = ["Need", "available_bytes", "check_address_space", "memory_warning"]
 
@@ -80,8 +80,10 @@ class Need:
 
 
 def _moments(optimizer: OptimizerFactory, dtype: torch.dtype) -> float:
-    """Returns the number of state values that an optimizer keeps per parameter."""
-    parameter = nn.Parameter(torch.zeros(_PROBE, dtype=dtype))
+    """Returns the number of state values that an optimizer keeps per parameter, the lowest if parameters differ."""
+    # Muon keeps fewer values for matrices than AdamW for other parameters.
+    shape = (1, _PROBE) if takes_model(optimizer) else (_PROBE,)
+    parameter = nn.Parameter(torch.zeros(shape, dtype=dtype))
     # Optimizers create their state in the first step.
     parameter.grad = torch.ones_like(parameter)
     made = optimizer([parameter])

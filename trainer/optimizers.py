@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
+from spardl.basics.checks import check_integer
 from spardl.basics.errors import ConfigError
 
 __all__ = ["MuonAdamW", "OptimizerFactory", "make_optimizer", "optimizer_parts", "takes_model"]
@@ -37,7 +38,8 @@ class MuonAdamW(torch.optim.Optimizer):
         parts: The optimizers of torch that make the steps.
 
     Raises:
-        ConfigError: If this version of torch has no Muon, or the model has no such matrices.
+        ConfigError: If this version of torch has no Muon, the model has no such matrices, or ``ns_steps`` is out of
+            range.
     """
 
     takes_model: ClassVar[bool] = True
@@ -60,6 +62,7 @@ class MuonAdamW(torch.optim.Optimizer):
             raise ConfigError(
                 f"optimizer=muon needs torch 2.9 or newer, found {torch.__version__}; use optimizer=adamw"
             )
+        check_integer("optimizer.ns_steps", ns_steps, least=0, most=99)
         parameters = list(model.parameters() if isinstance(model, nn.Module) else model)
         others = _outside(model) if isinstance(model, nn.Module) else set()
         matrices = [each for each in parameters if each.ndim == 2 and each not in others]

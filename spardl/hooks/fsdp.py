@@ -276,6 +276,9 @@ class ShardedUpdates(GradientHandle):
         if own.isdisjoint(pair.parameter for pair in trained):
             raise ConfigError("optimizer has none of the sharded parameters; create it after fully_shard()")
         meshes = _meshes(pair.parameter for pair in trained)
+        if local_part(trained[0].parameter).device.type != meshes[0].device_type:
+            # Some versions of torch call the hooks of gradients before their copy to the host has finished.
+            raise ConfigError("attach_fsdp(optimizer=...) does not support CPUOffloadPolicy; remove offload_policy=")
         if clip_norm is not None and (len(meshes) > 1 or meshes[0].ndim > 1):
             raise ConfigError(
                 f"clip_norm={clip_norm} needs parameters that are all sharded over one mesh of one dimension; use "
@@ -335,7 +338,8 @@ class ShardedUpdates(GradientHandle):
         self._end_later()
 
     def _on_gradient(self, number: int, parameter: Tensor) -> None:
-        if self._ignores([parameter]):
+        # Over all parameters, as at the end of the pass: the shard of this one may be empty.
+        if self._ignores(self._averager.gradient.parameters):
             return
         self._averager.engine.note(number)
         if not self._last:
@@ -357,7 +361,8 @@ class ShardedUpdates(GradientHandle):
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
         """Restores the state that ``state_dict`` returned on the same rank and number of nodes.
 
-        All workers must load states of the same step; otherwise they fail at most 16 steps later.
+        All workers must load states of the same step. Workers with the same shard that differ fail at most 16 steps
+        later; different shards are not compared.
 
         Args:
             values: saved state.

@@ -47,7 +47,9 @@ class Handle(ABC):
         trained: Parameters whose gradients are averaged.
 
     Attributes:
-        method: Method that averages gradients or updates. Raises:
+        method: Method that averages gradients or updates.
+
+    Raises:
         ConfigError: If the method does not support the number of workers.
         PeerError: If a worker is lost during setup.
     """

@@ -314,10 +314,10 @@ class StepGuard:
             if not _has_gradient(parameter):
                 del self._stale[parameter]
         elif (same := self._applied_marks.pop(parameter)) is not None:
-            if same:
-                self._stale[parameter] = name
-            else:
+            if not same:
                 self._cleared.add(parameter)
+            elif _has_gradient(parameter):  # foreach functions clear a DTensor without increasing its version counter
+                self._stale[parameter] = name
 
     def close(self) -> None:
         """Removes all hooks."""
@@ -631,7 +631,7 @@ class OptimizerSteps:
         self._trained = []
 
 
-def _check_values(averager: Averager, parameters: Iterable[nn.Parameter], clip_norm: float | None) -> None:
+def _check_values(averager: Averager, parameters: Sequence[nn.Parameter], clip_norm: float | None) -> None:
     """Checks that the entries of gradients equal the averages, up to the loss scale.
 
     Detects changes that do not increase version counters. Entries are read in each of the first steps, then in some.
@@ -644,7 +644,9 @@ def _check_values(averager: Averager, parameters: Iterable[nn.Parameter], clip_n
     Raises:
         ConfigError: If entries differ.
     """
-    if averager.engine.steps > ALWAYS_CHECKED and averager.engine.steps % CHECK_INTERVAL != 1:
+    # torch's foreach functions, which clip_grad_norm_ uses on a GPU, change a DTensor without increasing its counter.
+    sharded = any(local_part(each) is not each for each in parameters)
+    if not sharded and averager.engine.steps > ALWAYS_CHECKED and averager.engine.steps % CHECK_INTERVAL != 1:
         return
     for parameter, average in _averages(averager, parameters):
         assert parameter.grad is not None

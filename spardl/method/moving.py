@@ -228,7 +228,9 @@ def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) ->
     if not method.compressor.smooths or method.momentum.moved or not factor:
         return None
     way = "betas=(0, ...), or use SGD with momentum=0"
-    if "momentum" in groups[0]:
+    if "ns_steps" in groups[0]:  # Muon, whose updates have the same size with any momentum
+        way = "momentum=0, and betas=(0, ...) for other parameters, or use SGD with momentum=0"
+    elif "momentum" in groups[0]:
         way = f"momentum=0 and a learning rate {1 / (1 - factor):.2g} times as large"
     return (
         f"compressor={method.compressor.name} averages running means of gradients, and {type(optimizer).__name__} "

@@ -189,7 +189,9 @@ class GradientState:
         ranks: Number of local ranks.
         partition: Ranges of layers that are synchronized together; a group also ends where the dtype or device of the
             gradients changes.
-        matrices: Parameters of shape (a, b) that Muon updates. Attributes:
+        matrices: Parameters of shape (a, b) that Muon updates.
+
+    Attributes:
         groups: Groups of layers in flat order.
         remembers: Whether the method keeps residuals.
         shares: Whether the average overwrites the gradient, because the method needs no residual.

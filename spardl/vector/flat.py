@@ -61,8 +61,9 @@ class Storage:
     Attributes:
         names: Names of the parameters.
         parameters: Parameters of any shape, in flat order.
-        layout: Shapes of the parameters, and their positions in flat order. layers: Adjacent parameters that belong
-            together. vectors: Tensors of shape (m,) each that together hold all entries in flat order.
+        layout: Shapes of the parameters, and their positions in flat order.
+        layers: Adjacent parameters that belong together.
+        vectors: Tensors of shape (m,) each that together hold all entries in flat order.
         backwards: Whether flat order is the order of the backward pass.
     """
 

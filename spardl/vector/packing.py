@@ -49,6 +49,8 @@ __all__ = [
 
 # Integer types for raw copies of values, by size in bytes: numpy has no bfloat16.
 _RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+# One program decodes a slot on a GPU; torch is faster for larger slots.
+_LONGEST_DECODED = 1 << 16
 
 
 NIBBLE = 4
@@ -300,7 +302,7 @@ def _decode(
     sizes = [message_bytes(slot, dtype) for slot in slots]
     if sum(sizes) > messages.numel():
         raise too_short(messages)
-    if runs_triton(messages):
+    if runs_triton(messages) and max(slot.capacity for slot in slots) <= _LONGEST_DECODED:
         return _decode_on_gpu(messages[: sum(sizes)], tuple(slots), dtype, into, full=full)
     parts, values, start = [], [], 0
     for message, slot in zip(messages[: sum(sizes)].split(sizes), slots, strict=True):
@@ -329,11 +331,11 @@ def _present(indices: Tensor, values: Tensor, into: torch.dtype, length: int) ->
 def _decode_on_gpu(
     messages: Tensor, slots: tuple[Slot, ...], dtype: torch.dtype, into: torch.dtype, *, full: bool
 ) -> SparseVector:
-    from spardl.vector.kernels import gpu_codec  # noqa: PLC0415
+    from spardl.vector.kernels import gpu, gpu_codec  # noqa: PLC0415
 
     _, capacity, length = _table(slots)
     raw = messages.contiguous().view(_RAW_DTYPES[dtype.itemsize])
-    table = _gpu_table(slots, dtype, messages.device)
+    table = _gpu_table(slots, dtype, messages.device, gpu.stream_of(messages.device))
     indices, values = gpu_codec.decode(messages, raw, table, capacity, full=full)
     if full:
         return SparseVector(indices, values.view(dtype).to(into), length)
@@ -341,8 +343,8 @@ def _decode_on_gpu(
 
 
 @lru_cache(maxsize=256)
-def _gpu_table(slots: tuple[Slot, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Table of the slots on the device; cached, so that only the first step copies it."""
+def _gpu_table(slots: tuple[Slot, ...], dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
+    """Table of the slots on the device; cached for a stream, so that only the first step copies it."""
     from spardl.vector.kernels import gpu_codec  # noqa: PLC0415
 
     rows, begin, entries, start = [], 0, 0, 0

@@ -265,9 +265,10 @@ class GpuFinder(PortableFinder):
         # The host synchronizes with the GPU once, for the counts.
         from spardl.vector.kernels.gpu import add_and_list  # noqa: PLC0415 - triton is installed only with CUDA
 
+        dense = None if gradient is None else gradient.contiguous()
         bounds: list[float] = ranges.bounds.tolist()
         starts, stops = ranges.starts.tolist(), ranges.stops.tolist()
-        positions, counts = add_and_list(values, gradient, starts, stops, bounds, int(ranges.capacities.sum()))
+        positions, counts = add_and_list(values, dense, starts, stops, bounds, int(ranges.capacities.sum()))
         # The kernel only reads the gradient.
         if clear and gradient is not None:
             gradient.zero_()
@@ -443,8 +444,11 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
 _CAPACITY, _EXTRA = 4, 64
 # Flags for the rest of a step, which are allocated with those of the gradient.
 _SPARE = 14
-# Without marks, one program compares all entries of a range; torch is faster for longer ranges.
-_LONGEST_UNMARKED = 1 << 20
+# One program selects in each range, and compares all of its entries if a bound was wrong. That takes too long in longer
+# ranges, where torch finds the largest entries with all of the GPU. No GPU has been available to measure the limit.
+_LONGEST = 1 << 16
+# Tables that are kept; schedules of the density need new ones in every step.
+_MOST_TABLES = 16
 
 
 class UnreadFinder(PortableFinder):
@@ -466,7 +470,9 @@ class UnreadFinder(PortableFinder):
         from spardl.vector.kernels import gpu_select  # noqa: PLC0415 - triton is installed only with CUDA
 
         self._prepare(values)
-        gpu_select.add_and_mark(values, gradient, self._flags, self._edges, self._bounds, self._words)
+        # The kernels read adjacent entries; a gradient may be a view with strides.
+        dense = None if gradient is None else gradient.contiguous()
+        gpu_select.add_and_mark(values, dense, self._flags, self._edges, self._bounds, self._words, len(self._marked))
         self._flags = None
         if clear and gradient is not None:
             gradient.zero_()
@@ -481,7 +487,8 @@ class UnreadFinder(PortableFinder):
         """Makes the next ``add`` depend on ``gradient``, shape (n,): bool, shape (2,)."""
         from spardl.vector.kernels import gpu_select  # noqa: PLC0415 - triton is installed only with CUDA
 
-        self._flags, *self._spare = gpu_select.finite_flags(gradient, _SPARE).split([2, *[1] * _SPARE])
+        flags = gpu_select.finite_flags(gradient.contiguous(), _SPARE)
+        self._flags, *self._spare = flags.split([2, *[1] * _SPARE])
         return self._flags
 
     def flag(self, device: torch.device) -> Tensor:
@@ -495,7 +502,7 @@ class UnreadFinder(PortableFinder):
         # Of overlapping ranges, which do not occur so far, none is marked.
         if any(one[1] > two[0] for one, two in pairwise(marked)):
             marked = []
-        if not self._added:
+        if marked and not self._words.numel():
             self._words = gpu_select.words_of(values.numel(), device)
         if not self._added or marked != self._marked:
             self._marked, self._tables = marked, {}
@@ -511,8 +518,8 @@ class UnreadFinder(PortableFinder):
     def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor]) -> Chosen:
         """Selects the entries of all ranges in one launch."""
         ranges = Ranges.of(parts)
-        if not self._added and max(part.stop - part.start for part in parts) > _LONGEST_UNMARKED:
-            return super().largest(values, parts, touched)
+        if max(part.stop - part.start for part in parts) > _LONGEST:
+            return _largest_unread(values, ranges)
         from spardl.vector.kernels import gpu_select  # noqa: PLC0415
 
         for positions in touched if self._marked else ():
@@ -539,6 +546,8 @@ class UnreadFinder(PortableFinder):
             self._scratch = torch.empty(begin, dtype=torch.int32, device=device)
         table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
         if self._added:
+            if len(self._tables) >= _MOST_TABLES:
+                del self._tables[next(iter(self._tables))]
             self._tables[parts] = table
         return table
 

@@ -215,6 +215,8 @@ def _raw_bits(tensor: Tensor) -> Any:
 
 
 _COMPILED_TYPES = (torch.float32, torch.float64)
+# Kernels search each index in every vector, and one program selects among all entries; torch is faster for more.
+_MOST_ADDED, _LONGEST_SELECTED = 8, 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -344,9 +346,9 @@ def _first_of_each(indices: Tensor) -> Tensor:
 
 
 def _adds_on_gpu(vectors: Sequence[SparseVector]) -> bool:
-    """Whether kernels add vectors: they compute in float32."""
+    """Whether kernels add vectors: they compute in float32, and search each index in every vector."""
     values = vectors[0].values
-    return runs_triton(values) and values.itemsize <= 4
+    return runs_triton(values) and values.itemsize <= 4 and len(vectors) <= _MOST_ADDED
 
 
 def _merge_on_gpu(vectors: Sequence[SparseVector]) -> SparseVector:
@@ -368,10 +370,10 @@ def top_padded(merged: SparseVector, k: int) -> tuple[SparseVector, SparseVector
         a kept one has the value -0, which changes no sum.
     """
     indices, values = merged.indices, merged.values
-    if _adds_on_gpu([merged]) and k:
-        from spardl.vector.kernels import gpu_merge, gpu_select  # noqa: PLC0415
+    if _adds_on_gpu([merged]) and k and indices.numel() <= _LONGEST_SELECTED:
+        from spardl.vector.kernels import gpu, gpu_merge, gpu_select  # noqa: PLC0415
 
-        table = gpu_select.table_of_all(indices.numel(), k, indices.device)
+        table = gpu_select.table_of_all(indices.numel(), k, indices.device, gpu.stream_of(indices.device))
         places = gpu_select.select_from_all(gpu_merge.magnitudes(indices, values), k, table)
         parts = gpu_merge.split(indices, values, places)
         return SparseVector(*parts[:2], merged.length), SparseVector(*parts[2:], merged.length)

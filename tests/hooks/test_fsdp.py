@@ -600,6 +600,49 @@ def test_wrong_loops_raise_errors() -> None:
             assert start in line
 
 
+def test_foreach_functions_on_shards_are_noticed() -> None:
+    """torch does not increase the version counter of a DTensor that they change."""
+
+    def work(cluster: ProcessGroupCluster) -> str:
+        run = Blockwise(1)
+        run.rule.param_groups[0]["foreach"] = True
+        for step in range(24):
+            if step % 2:
+                torch._foreach_zero_([each.grad for each in run.model.parameters()])
+            else:
+                run.rule.zero_grad()
+            run.loss(step).backward()
+            if step < 23:
+                run.rule.step()
+        nn.utils.clip_grad_norm_(run.model.parameters(), 1e-6, foreach=True)
+        return refused(run.rule.step)
+
+    for found in run_workers(2, work):
+        assert "an averaged update, was changed between backward() and step()" in found
+
+
+@pytest.mark.slow
+def test_a_pass_that_no_step_uses_is_ignored_on_all_shards() -> None:
+    """Also where a worker has no entries of a parameter."""
+
+    def work(cluster: ProcessGroupCluster) -> bool:
+        mesh = init_device_mesh("cpu", (1, 2), mesh_dim_names=("nodes", "inside"))
+        torch.manual_seed(0)
+        model: Any = nn.Sequential(nn.Linear(5, 7), nn.ReLU(), nn.Linear(7, 1))
+        fully_shard(model, mesh=mesh["inside"])
+        rule = torch.optim.AdamW(model.parameters(), lr=0.01)
+        handle = attach_fsdp(model, "spardl", density=0.5, group=mesh["nodes"].get_group(), optimizer=rule)
+        for step in range(3):
+            inputs = torch.randn(4, 5, generator=torch.Generator().manual_seed(step))
+            model(inputs).square().mean().backward()
+            rule.step()
+            model(inputs).square().mean().backward()  # of another model's loss, as in a GAN
+            rule.zero_grad()
+        return handle.stats().steps == 3
+
+    assert all(run_workers(2, work))
+
+
 def test_discarded_passes_and_frozen_parameters() -> None:
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         expected = Blockwise(1).train(range(4), detaches=True)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import spardl
 from spardl.method.method import Method
+from spardl.vector import kernels
 from spardl.vector.late import LateConditions
 from spardl.vector.layout import Layout, Range
 from spardl.vector.selection import PortableFinder, top_k_unread
@@ -114,6 +115,12 @@ def test_steady_state_with_triton(with_triton: Call, name: str) -> None:
         # Before messages leave: accumulate, select and pack. Decoding is charged to the same section as packing.
         sent = [count for (section, name), count in found.items() if section in ("accumulate", "select")]
         assert sum(sent) + found["pack", "_encode"] <= SPARDL_TARGET, found
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton can use this GPU")
+def test_a_gpu_that_triton_cannot_use_is_left_to_torch() -> None:
+    with pytest.warns(UserWarning, match="Triton cannot run kernels on cuda:0 .*so torch is used"):
+        assert not kernels._launches.__wrapped__(torch.device("cuda:0"))
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,10 @@ def emulated_with_triton(meter: Meter) -> Iterator[None]:
     launch = gpu.launch
 
     def counted(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any) -> None:
-        assert any(isinstance(each, OnDevice) for each in arguments)
+        tensors = [each for each in arguments if isinstance(each, Tensor)]
+        assert any(isinstance(each, OnDevice) for each in tensors)
+        # Kernels read adjacent entries in the memory of the device.
+        assert all(each.is_contiguous() and (isinstance(each, OnDevice) or not each.numel()) for each in tensors)
         meter.launch(function.fn.__name__)
         launch(function, grid, *map(on_host, arguments), **options)
 

@@ -81,7 +81,7 @@ CASES = {
     "plugins=[1]": "plugins must be a list of packages, such as plugins=[mymodel], got [1]",
     "plugins=[os]": "plugins=['os'] cannot be used: os is a part of Python; remove it",
     "plugins=[no_such] model._target_=no_such.Net": "No module named 'no_such'; install its package",
-    "plugins=[torch] optimizer._target_=torch.nn.Linear": "it must be from torch.optim or trainer; choose one with optimizer=NAME",
+    "plugins=[torch] optimizer._target_=torch.nn.Linear": "it must be from torch.optim or trainer; choose one with",
     "compressor=none communicator=spardl": "use communicator=allgather_dense or backend or dense",
     "compressor=topk communicator=dense": "use communicator=allgather or gtopk or oktopk or spardl or topkdsa",
     "compressor=none residual=global": "use residual=none",

@@ -18,7 +18,7 @@ from spardl.basics.errors import ConfigError
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
 from spardl.method import AutoMomentum, GlobalResidual, MuonMomentum
-from spardl.method.moving import resolve_momentum
+from spardl.method.moving import double_momentum_warning, resolve_momentum
 from spardl.schedules import AfterBackward, Dear, OuterSteps, Wfbp
 from tests.support.driver import composed
 from tests.trainer.toy import ToyTask, plan, trainer
@@ -132,6 +132,37 @@ def test_the_configuration_resolves_to_muon_before_compression() -> None:
     plain = composed("optimizer=muon", "model=gpt_chars", "compressor=spardl", "momentum=adam")
     with pytest.raises(ConfigError, match="momentum=adam does not match Muon; use momentum=auto"):
         build_plan(plain, build_dataset(plain)).check(2)
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (("compressor=dgc",), "momentum=corrected replaces the momentum of SGD, but MuonAdamW has other moments"),
+        (("optimizer.lr=-1",), "optimizer cannot be created with lr=-1"),
+        (("optimizer.adjust_lr_fn=foo",), "optimizer cannot be created with"),
+        (("optimizer.ns_steps=200",), "optimizer.ns_steps must be a whole number, at least 0 and at most 99, got 200"),
+    ],
+)
+def test_wrong_settings_are_one_line(words: tuple[str, ...], complaint: str) -> None:
+    plain = composed("optimizer=muon", "model=gpt_chars", "compressor=none", *words)
+    with pytest.raises(ConfigError) as error:
+        build_plan(plain, build_dataset(plain)).check(2)
+    assert complaint in str(error.value)
+
+
+def test_memory_counts_the_momentum_of_matrices() -> None:
+    plain = composed("optimizer=muon", "model=gpt_chars", "compressor=none")
+    made = build_plan(plain, build_dataset(plain))
+    assert made.need(1).optimizer == 4 * made.parameters()
+
+
+def test_running_means_keep_the_rate_of_muon() -> None:
+    method = spardl.make_method("arc_topk_ef21")
+    said = double_momentum_warning(
+        method, make_optimizer(partial(MuonAdamW), nn.Sequential(*map(nn.Linear, [4, 4], [4, 4])))
+    )
+    assert said is not None
+    assert said.endswith("set its momentum=0, and betas=(0, ...) for other parameters, or use SGD with momentum=0")
 
 
 def test_a_model_without_matrices_is_refused() -> None:

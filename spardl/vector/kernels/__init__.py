@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import os
+import warnings
 from collections.abc import Callable
 from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, first_line
 from spardl.basics.files import private_temporary_folder
 
 __all__ = ["compiled", "njit", "runs_triton"]
@@ -43,7 +45,27 @@ def compiled(tensor: Tensor) -> bool:
 
 def runs_triton(tensor: Tensor) -> bool:
     """Returns whether Triton kernels are used for ``tensor``, of any shape."""
-    return tensor.device.type in _TRITON_DEVICES and _wanted() and _is_there("triton")
+    device = tensor.device
+    return device.type in _TRITON_DEVICES and _wanted() and _is_there("triton") and _launches(device)
+
+
+@lru_cache
+def _launches(device: torch.device) -> bool:
+    """Tries a kernel on a GPU: Triton needs a C compiler and a GPU that it supports."""
+    if device.type != "cuda":
+        return True
+    try:
+        from spardl.vector.kernels import gpu_select  # noqa: PLC0415 - triton is installed only with CUDA
+
+        gpu_select.finite_flags(torch.zeros(1, device=device))
+    except Exception as error:  # depends on Triton's version and the compiler
+        warnings.warn(
+            f"spardl: Triton cannot run kernels on {device} ({type(error).__name__}: {first_line(error)}), so torch is "
+            "used, with more launches; install a C compiler, or set SPARDL_KERNELS=portable to hide this warning",
+            stacklevel=2,
+        )
+        return False
+    return True
 
 
 def njit(**options: Any) -> Callable[[Any], Any]:

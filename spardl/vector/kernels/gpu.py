@@ -163,6 +163,14 @@ def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any
         function[grid](*arguments, enable_fp_fusion=_EXACT, **options)
 
 
+def stream_of(device: torch.device) -> int:
+    """Returns a number that identifies the current stream of ``device``; 0 for devices without streams.
+
+    A tensor that is cached for several steps is complete only for launches on the stream that copied it.
+    """
+    return torch.cuda.current_stream(device).cuda_stream if device.type == "cuda" else 0
+
+
 def kernel(function: Callable[..., object]) -> Any:
     """Compiles a function for the device at its first launch.
 

@@ -23,8 +23,8 @@ def _grid(count: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=256)
-def ends_of(counts: tuple[int, ...], device: torch.device) -> Tensor:
-    """Ends of vectors with these numbers of entries, after 0: int64, shape (vectors + 1,), cached on the device."""
+def ends_of(counts: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
+    """Ends of vectors with these numbers of entries, after 0: int64, shape (vectors + 1,), cached for a stream."""
     return torch.tensor(list(accumulate(counts, initial=0))).to(device, non_blocking=True)
 
 
@@ -48,7 +48,7 @@ def merge(indices: Tensor, values: Tensor, counts: tuple[int, ...]) -> tuple[Ten
             indices,
             values,
             total,
-            ends_of(counts, indices.device),
+            ends_of(counts, indices.device, gpu.stream_of(indices.device)),
             max(counts).bit_length(),
             *out,
             float(torch.finfo(values.dtype).max),

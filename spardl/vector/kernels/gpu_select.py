@@ -84,19 +84,26 @@ def finite_flags(gradient: Tensor, spare: int = 0) -> Tensor:
 
 
 def add_and_mark(
-    memory: Tensor, gradient: Tensor | None, flags: Tensor | None, edges: Tensor, bounds: Tensor, words: Tensor
+    memory: Tensor,
+    gradient: Tensor | None,
+    flags: Tensor | None,
+    edges: Tensor,
+    bounds: Tensor,
+    words: Tensor,
+    ranges: int,
 ) -> None:
     """Adds a gradient to a residual in place, and marks the entries that reach the bound of their range.
 
     Args:
         memory: Residual of shape (n,), float32, bfloat16 or float16, contiguous.
-        gradient: Gradient like ``memory``, shape (n,); ``None`` to add nothing.
+        gradient: Gradient like ``memory``, shape (n,), contiguous; ``None`` to add nothing.
         flags: Bool, shape (2,), from ``finite_flags``: if the gradient is not finite, nothing is added. The second flag
             becomes false if a sum overflows; it is clipped to just below the largest number. ``None`` to add without
             conditions.
         edges: Borders of the ranges, int64, shape (2r + 2,), see ``edges_of``.
         bounds: Least magnitude to mark as an integer, int32, shape (r,).
-        words: Bitmap, see ``words_of``, shape (m,).
+        words: Bitmap, see ``words_of``, shape (m,); not used without ranges.
+        ranges: Number of ranges, r.
     """
     limits = torch.finfo(memory.dtype)
     # Rounded to the dtype here, because the kernel gets a float32.
@@ -112,7 +119,7 @@ def add_and_mark(
             edges,
             bounds,
             edges.numel() - 1,
-            words,
+            words if ranges else None,
             most,
             _TILE,
             num_warps=_WARPS,
@@ -197,8 +204,8 @@ def select_from_all(values: Tensor, k: int, table: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=256)
-def table_of_all(length: int, k: int, device: torch.device) -> Tensor:
-    """Table of one range for ``select_from_all``, cached on the device: int64, shape (1, ROW)."""
+def table_of_all(length: int, k: int, device: torch.device, stream: int) -> Tensor:
+    """Table of one range for ``select_from_all``, cached on the device for a stream: int64, shape (1, ROW)."""
     row = [0, length, k, 0, -1, 0, 0]
     return torch.tensor([row], dtype=torch.int64).to(device, non_blocking=True)
 
@@ -242,13 +249,12 @@ def _add(
     edges: tl.tensor,
     bounds: tl.tensor,
     segments: int,
-    words: tl.tensor,
+    words: tl.tensor | None,
     most: float,
     tile: tl.constexpr,
 ) -> None:
     """Adds one tile and marks its entries. Segment i starts at ``edges[i]``; segments with odd numbers are ranges."""
     start = tl.program_id(0).to(tl.int64) * tile
-    stop = start + tile
     at = start + tl.arange(0, tile)
     inside = at < length
     kind: tl.constexpr = memory.dtype.element_ty
@@ -264,11 +270,26 @@ def _add(
         stored = narrow(tl.where(value == value, value, 0.0), kind)  # noqa: PLR0124
     if gradient is not None or flags is not None:
         tl.store(memory + at, stored, mask=inside)
-    if kind == tl.float32:
-        key = stored.to(tl.int32, bitcast=True) & 0x7FFFFFFF
-    else:
-        key = stored.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
-    key = tl.where(inside, key, -1)
+    if words is not None:
+        if kind == tl.float32:
+            key = stored.to(tl.int32, bitcast=True) & 0x7FFFFFFF
+        else:
+            key = stored.to(tl.int16, bitcast=True).to(tl.int32) & 0x7FFF
+        _mark_tile(tl.where(inside, key, -1), start, edges, bounds, segments, words, tile)
+
+
+@gpu.kernel
+def _mark_tile(
+    key: tl.tensor,
+    start: tl.tensor,
+    edges: tl.tensor,
+    bounds: tl.tensor,
+    segments: int,
+    words: tl.tensor,
+    tile: tl.constexpr,
+) -> None:
+    """Marks the entries of a tile that starts at ``start`` and has the magnitudes ``key``."""
+    stop = start + tile
     segment = 0
     beyond = segments
     while beyond - segment > 1:
@@ -302,7 +323,7 @@ def _mark(positions: tl.tensor, words: tl.tensor, count: int, tile: tl.constexpr
     at = tl.program_id(0).to(tl.int64) * tile + tl.arange(0, tile)
     place = tl.load(positions + at, mask=at < count, other=0)
     bit = (tl.full([tile], 1, tl.int64) << (place % 32)).to(tl.uint32).to(tl.int32, bitcast=True)
-    tl.atomic_or(words + place // 32, bit, mask=at < count)
+    tl.atomic_or(words + place // 32, bit, mask=at < count, sem="relaxed")  # read by the next launch
 
 
 @gpu.kernel

@@ -6,11 +6,13 @@ import random
 from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import pairwise
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
 
+from spardl.vector import selection
 from spardl.vector.layout import Range
 from spardl.vector.selection import ListingRanges, UnreadFinder, finder_for
 from tests.support.emulated_gpu import Meter, emulated_with_triton, on_device, on_host
@@ -97,6 +99,54 @@ def select_with_wrong_bounds() -> None:
                 finder._selected.update(part[:2] for part in parts)
             found = on_host(finder.largest(placed, parts, []).positions)
             assert found.tolist() == exact(values, parts), bound
+
+
+def test_gradients_with_strides_long_ranges_and_many_tables(call: Call) -> None:
+    call(add_with_strides)
+    call(select_from_long_ranges)
+    call(select_with_many_budgets)
+
+
+def add_with_strides() -> None:
+    with emulated_with_triton(Meter()):
+        values = on_device(torch.zeros(40))
+        finder = finder_for(values)
+        gradient = on_device(torch.arange(80.0))[::2]
+        assert finder.check_next(gradient) is not None
+        finder.add(values, gradient, NOTHING, clear=True)
+        assert torch.equal(on_host(values), torch.arange(80.0)[::2])
+        assert not on_host(gradient).any()
+
+
+def select_from_long_ranges() -> None:
+    """Torch selects in them; the other entries of the steps are as before."""
+    parts = [Range(0, 700, 9), Range(700, 1500, 30)]
+    with emulated_with_triton(meter := Meter()), patch.object(selection, "_LONGEST", 750):
+        values, gradient = torch.zeros(1500), torch.randn(1500, generator=torch.Generator().manual_seed(4))
+        placed = on_device(values)
+        finder = finder_for(placed)
+        for _ in range(3):
+            values.add_(gradient)
+            meter.section = "here"
+            finder.add(placed, on_device(gradient), NOTHING)
+            found = finder.largest(placed, parts, []).positions
+            meter.section = None
+            assert on_host(found).tolist() == exact(values, parts)
+        assert finder.marks is None
+        assert meter.totals[1] == 0
+
+
+def select_with_many_budgets() -> None:
+    values = torch.randn(400, generator=torch.Generator().manual_seed(4))
+    with emulated_with_triton(Meter()):
+        placed, zeros = on_device(values), on_device(torch.zeros(400))
+        finder = finder_for(placed)
+        assert isinstance(finder, UnreadFinder)
+        for k in range(40, 0, -1):
+            parts = [Range(0, 200, k), Range(200, 400, 1)]
+            finder.add(placed, zeros, NOTHING)
+            assert on_host(finder.largest(placed, parts, []).positions).tolist() == exact(values, parts)
+        assert len(finder._tables) <= 16
 
 
 @pytest.mark.parametrize(

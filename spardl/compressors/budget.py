@@ -1,7 +1,7 @@
 """Density and scope: how many entries sparsifiers send, and which entries compete with each other.
 
-The density may start higher and decrease exponentially, as in the warm-up of Deep Gradient Compression (Lin et al.,
-ICLR 2018, section 3.4).
+Entries compete if a compressor compares their magnitudes to decide which of them it sends. The density may start higher
+and decrease exponentially, as in the warm-up of Deep Gradient Compression (Lin et al., ICLR 2018, section 3.4).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Scope(NamedTuple):
     Attributes:
         cut: Function that divides a layout into ranges, in order; its second argument is the number of entries per
             bucket.
-        index_step: Granularity of index widths in messages: the low part of an index takes a multiple of this number of
-            bits. Chunks use the smallest messages: 64 of 4,096 entries take 8 bits per index.
+        index_step: Granularity of index sizes in messages: in Elias-Fano coding, the number of low bits per index is a
+            multiple of this. Chunks use 1, for the smallest messages: 64 of 4,096 entries take 8 bits per index.
     """
 
     cut: Callable[[Layout, int], list[tuple[int, int]]]
@@ -111,14 +111,14 @@ class Budget:
 
     @classmethod
     def takes_chunks(cls, scope: Any, density: Any) -> bool:
-        """Returns whether a scope means chunks if the updates of Adam are compressed (resolves ``auto``).
+        """Returns whether ``scope=auto`` means chunks if updates of Adam or AdamW are compressed.
 
         Args:
             scope: Scope of the budget, not yet validated.
             density: Density of the budget, k / n, not yet validated.
 
         Returns:
-            Whether the scope means chunks.
+            True if the scope is ``auto``, chunks suit this compressor, and each chunk sends at least one entry.
         """
         # Below one entry per chunk, chunks would send more than the density asks for.
         return cls.chunks_updates and scope == AUTO and is_number(float, density) and density * CHUNK >= 1
@@ -134,7 +134,10 @@ class Budget:
         return list(_budgets(*self._key(context)))
 
     def pieces(self, blocks: Sequence[Range], context: Context) -> Pieces:
-        """Returns the intersections of the parts with ``blocks`` of the vector in ``context``, except where k is 0."""
+        """Divides ``blocks`` of the vector in ``context`` where a part (layer, bucket, ...) begins.
+
+        Returns the pieces that send at least one entry.
+        """
         key = self._key(context)
         if len(_budgets(*key)) == 1:
             whole = Ranges.of(blocks).sending
@@ -165,7 +168,10 @@ class BudgetedCompressor(Budget, SparseCompressor):
 
     @property
     def index_step(self) -> int:
-        """Granularity of index widths in messages, in bits, as determined by the scope."""
+        """Granularity of index sizes in messages: the number of low bits per index is a multiple of this.
+
+        It is determined by the scope.
+        """
         return SCOPES[self.scope].index_step
 
     @abstractmethod
@@ -184,7 +190,7 @@ class BudgetedCompressor(Budget, SparseCompressor):
         """
 
     def selector(self, context: Context, state: State) -> Select:
-        """Returns a function that splits given ranges at the borders of parts, and selects entries of each piece."""
+        """Returns a function that divides given ranges where a part begins, and selects entries of each piece."""
 
         def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
             chosen = self.choose_all(accumulated, self.pieces(parts, context), context, state)
@@ -216,7 +222,7 @@ class PiecewiseCompressor(BudgetedCompressor):
         """
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Selects entries piece by piece."""
+        """Calls ``choose`` for each piece, and returns its positions in the whole vector."""
         values = accumulated.values
         return [
             self.choose(values[piece.start : piece.stop], piece.k, piece.part, context, state) + piece.start
@@ -241,10 +247,10 @@ class Piece(NamedTuple):
 
 
 class Pieces(Sequence[Piece]):
-    """Sequence of pieces that send entries, stored as columns.
+    """Sequence of pieces that send entries; stored as columns, not as objects.
 
     Args:
-        numbers: Numbers of the parts, from 0.
+        numbers: Number of the part that each piece belongs to, counted from 0.
         ranges: Ranges of the pieces, and the number of entries to send of each.
     """
 

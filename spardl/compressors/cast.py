@@ -79,7 +79,7 @@ class Cast(DenseCompressor):
         return FORMATS[self.format]
 
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Converts a slice of the average to a slice of the sum."""
+        """Multiplies consecutive entries of the average by P, in the given dtype, which gives those of the sum."""
         return part.to(dtype).mul_(context.worker.size)
 
 

@@ -70,7 +70,7 @@ class GaussianK(PiecewiseCompressor):
             raise ConfigError(f"compressor.high must be a number, at least 1, got {self.high!r}")
 
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
-        """Selects all entries above the corrected threshold, or all entries if k is their number."""
+        """Selects all entries above the corrected threshold; if k is the length of the piece, all entries."""
         if k == values.numel():
             return torch.arange(k, device=values.device)
         magnitude, ladder = values.abs(), self._ladder(values, k)

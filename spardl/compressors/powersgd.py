@@ -46,8 +46,8 @@ class PowerSGDState(State):
 class PowerSGD(DenseCompressor):
     """Sends two thin factors of every matrix; their product approximates it.
 
-    A tensor with at least two dimensions is treated as a matrix of its first dimension by the rest. Other tensors, and
-    those that would not shrink, are sent uncompressed. Where a product overflows, nothing is sent and nothing is kept.
+    A tensor with two or more dimensions is treated as a matrix: its first dimension by all others. Other tensors, and
+    those that would not shrink, are sent uncompressed. Where a product overflows, the average is zero and the residual keeps nothing.
 
     Workers compute orthonormal columns and products from equal sums and rely on bit-identical results, so all workers
     need the same kind of processor, the same libraries and the same number of threads.
@@ -75,19 +75,26 @@ class PowerSGD(DenseCompressor):
         check_bool("compressor.warm_start", self.warm_start)
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> PowerSGDState:
-        """Creates random orthonormal columns, or an empty basis without warm start."""
+        """Returns a basis of random orthonormal columns, or an empty basis without warm start."""
         if not self.warm_start:
             return PowerSGDState(torch.empty(0, dtype=dtype, device=device))
         return PowerSGDState(self._random(_Plan.of(layout, self.rank), 0, dtype, device))
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of entries in left factors and uncompressed tensors, and in the right factors, if any."""
+        """Returns the number of entries in each of the two sums; only one number if no tensor is compressed.
+
+        The first sum contains left factors and uncompressed tensors, the second one right factors.
+        """
         plan = _Plan.of(context.layout, self.rank)
         first = plan.left_size + sum(stop - start for start, stop in plan.others)
         return [first, plan.right_size] if plan.stacks else [first]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the left factors (computed from the basis), then the right ones (from the orthonormalized first sum)."""
+        """Sums the left factors (products with the basis), then the right ones (products with the first sum).
+
+        The first sum is orthonormalized in between. Returns the product of both, with the sums of the uncompressed
+        tensors.
+        """
         assert isinstance(state, PowerSGDState)
         yield Phase.SELECT
         values, plan = accumulated.values, _Plan.of(context.layout, self.rank)

@@ -146,7 +146,7 @@ class Quantized(CodeCompressor):
 
     @property
     def lessens(self) -> bool:
-        """Whether no error exceeds the largest magnitude in the vector; true unless blocks are rotated."""
+        """Whether all errors are at most the largest magnitude in the vector: true unless blocks are rotated."""
         return not self.rotate
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
@@ -174,7 +174,7 @@ class Quantized(CodeCompressor):
         return _joined(scales.to(vector.dtype), codes, exempt.of(vector))
 
     def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes the vector and subtracts the decoded message; in one pass if the scales need no conversion."""
+        """Encodes the vector as a message, and subtracts the decoded message from it, in one pass if possible."""
         if self.rotate or _compute_dtype(vector.dtype) != vector.dtype:
             return super().take(vector, context, state)
         coded, exempt = _parts(context.layout, self.exempt)

@@ -147,10 +147,10 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         method: Method; returned unchanged unless its momentum is ``auto``.
         optimizer: Optimizer that applies the averages, or several optimizers of different parameters; without one,
             ``momentum=auto`` becomes ``momentum=optimizer``.
-        for_handle: Whether to use the defaults of handles (``attach`` and others), which keep the learning rate of dense
-            training suitable. For SGD, the momentum factor then becomes at most 0.5, and updates are multiplied by a
-            gain, if ``TopK`` sends at most 10% of the entries and the method has a residual; a ``factor`` that is set
-            takes precedence. Adam's updates are multiplied by the measured factor, unless ``update_scale`` is set. The
+        for_handle: Whether to use the defaults of handles (``attach`` and others), which keep the learning rate of
+            dense training suitable. For SGD, if ``TopK`` sends at most 10% of the entries and the method has a
+            residual, the momentum factor then becomes at most 0.5 and updates are multiplied by a gain, unless
+            ``factor`` is set. Adam's updates are multiplied by the measured factor, unless ``update_scale`` is set. The
             trainer passes false, so that earlier runs stay reproducible.
 
     Returns:

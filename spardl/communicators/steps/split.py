@@ -99,7 +99,7 @@ def _bucket_exchange(
 
 
 def cut_apart(vector: SparseVector, borders: Sequence[int]) -> list[SparseVector]:
-    """Splits a vector at increasing borders; the indices of each part are relative to its start."""
+    """Splits a vector at increasing ``borders`` into one vector per range; indices are relative to its start."""
     # A copy to a device that does not wait for it.
     wanted = torch.tensor(borders).to(vector.indices.device, non_blocking=True)
     cuts = torch.searchsorted(vector.indices, wanted).tolist()

@@ -60,8 +60,8 @@ def all_gather_around(
         item: Item of this member, shape (m,).
         sizes: Number of elements of each member's item, by position.
         words: Number of words of each member's item, by position.
-        use: Callback for each item, this member's first; runs while other items are in flight, except for the last
-            ones.
+        use: Callback that is called with each item, starting with that of this member, while later items are still in
+            flight; ``None`` for none.
 
     Returns:
         All items in cyclic order of positions, shape (sum of sizes,).
@@ -128,7 +128,10 @@ class BlockExchange(NamedTuple):
 
     @classmethod
     def of(cls, accumulated: Accumulator, *, full: bool = False) -> BlockExchange:
-        """Makes the exchange for entries of a worker's vector, ``accumulated``; ``full``: whether they fill slots."""
+        """Returns an exchange with the message format of ``accumulated``, the vector of a worker.
+
+        ``full`` states whether every vector has as many entries as its slot allows.
+        """
         return cls(accumulated.form, full)
 
     def send(self, to: int, vector: SparseVector, slot: Slot) -> Send:
@@ -156,7 +159,7 @@ class BlockExchange(NamedTuple):
             slot: Slot of the message.
 
         Returns:
-            The vector, with values in their dtype in memory.
+            The vector, with values in the gradient's dtype.
         """
         return self.form.open(message, [slot], full=self.full)
 
@@ -205,7 +208,7 @@ class BlockExchange(NamedTuple):
             slots: Slot of each member's block, by position.
 
         Returns:
-            The concatenated blocks, by position in the team.
+            The blocks, concatenated in the order of positions in the team.
         """
         yield Phase.PACK
         message, sizes, words = self._packed(block, slots, team.position)

@@ -112,7 +112,7 @@ class SparseCompressor(Compressor):
 
     @property
     def index_step(self) -> int:
-        """Granularity of index sizes in messages: in Elias-Fano coding, the number of low bits is a multiple of this."""
+        """Granularity of index sizes in messages: the number of low bits (Elias-Fano coding) is a multiple of it."""
         return NIBBLE
 
     @abstractmethod

@@ -39,8 +39,8 @@ class Scope(NamedTuple):
     Attributes:
         cut: Function that divides a layout into ranges, in order; its second argument is the number of entries per
             bucket.
-        index_step: Granularity of index sizes in messages: in Elias-Fano coding, the number of low bits per index is a
-            multiple of this. Chunks use 1, for the smallest messages: 64 of 4,096 entries take 8 bits per index.
+        index_step: Granularity of index sizes in messages: the number of low bits (Elias-Fano coding) is a multiple of
+            it. Chunks use 1, for the smallest messages: 64 of 4,096 entries take 8 bits per index.
     """
 
     cut: Callable[[Layout, int], list[tuple[int, int]]]
@@ -168,10 +168,7 @@ class BudgetedCompressor(Budget, SparseCompressor):
 
     @property
     def index_step(self) -> int:
-        """Granularity of index sizes in messages: the number of low bits per index is a multiple of this.
-
-        It is determined by the scope.
-        """
+        """Granularity of index sizes in messages, a number of bits that the scope determines."""
         return SCOPES[self.scope].index_step
 
     @abstractmethod

@@ -47,7 +47,8 @@ class PowerSGD(DenseCompressor):
     """Sends two thin factors of every matrix; their product approximates it.
 
     A tensor with two or more dimensions is treated as a matrix: its first dimension by all others. Other tensors, and
-    those that would not shrink, are sent uncompressed. Where a product overflows, the average is zero and the residual keeps nothing.
+    those that would not shrink, are sent uncompressed. With a residual, an entry whose product overflows becomes zero
+    in the average and in the residual.
 
     Workers compute orthonormal columns and products from equal sums and rely on bit-identical results, so all workers
     need the same kind of processor, the same libraries and the same number of threads.

@@ -194,7 +194,7 @@ def ends(
 def finish(
     groups: Sequence[Range], entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]
 ) -> float:
-    """Computes when the last synchronization ends, as ``ends`` does, in seconds; 0 if there are no groups.
+    """Returns the time, in seconds, at which the last synchronization ends; 0 if there are no groups. See ``ends``.
 
     Args:
         groups: Partition in flat order.
@@ -203,7 +203,7 @@ def finish(
         cost: Function that returns the seconds that a group with a number of entries takes.
 
     Returns:
-        The end of the first group, which is synchronized last, in seconds.
+        The end of the synchronization of the first group, which is the last one to be synchronized.
     """
     return max(ends(groups, entries, ready, cost), default=0.0)
 
@@ -215,7 +215,7 @@ _MEGABYTE = 1024 * 1024
 
 
 def flat_order(gradient: Storage, choose: Callable[[list[int]], Sequence[Range]]) -> list[Range]:
-    """Forms groups with a function that receives the layers in forward order.
+    """Returns the partition in flat order that corresponds to groups chosen in the order of the forward pass.
 
     Args:
         gradient: Storage of the model's gradients.
@@ -255,7 +255,7 @@ def by_megabytes(gradient: Storage, megabytes: float) -> list[Range]:
 
 
 def is_partition(value: Any, layers: int) -> bool:
-    """Returns whether ``value``, such as a saved value, is a partition of a number of ``layers``."""
+    """Returns whether ``value``, of any type, is a partition of ``layers`` layers: a list of (start, stop) pairs."""
     try:
         ends = [0, *(stop for _, stop in value)]
         whole = all(type(end) is int for end in ends)

@@ -70,7 +70,7 @@ class FragmentSchedule:
         self.in_flight: dict[int, int] = {}
 
     def step(self) -> Due:
-        """Counts a step that all workers have made, and returns what is due after it."""
+        """Counts a step that all workers have made, and returns the fragments to handle after this step."""
         self.remaining = [left - 1 for left in self.remaining]
         self.in_flight = {number: left - 1 for number, left in self.in_flight.items()}
         apply = [number for number, left in self.in_flight.items() if not left]
@@ -86,7 +86,7 @@ class FragmentSchedule:
 
     @property
     def changed(self) -> list[int]:
-        """Numbers of the fragments with local steps since they were last sent."""
+        """Numbers of the fragments whose weights have changed in local steps since they were last sent."""
         return [number for number, left in enumerate(self.remaining) if left < self.every]
 
 
@@ -105,11 +105,11 @@ def mix(own: Tensor, anchor: Tensor, mixing: float) -> None:
 
 @dataclass(frozen=True)
 class OuterSteps(Schedule):
-    """Each worker's optimizer steps independently; the progress of all workers is averaged periodically.
+    """Each worker's optimizer steps independently; every few steps, the progress of all workers is averaged.
 
-    Gradient clipping applies to each worker's own gradient, before its optimizer uses it. Between two exchanges,
-    evaluations and comparisons use the weights after the last exchange. The last step of a training ends with an
-    exchange.
+    The progress of a worker is the difference between the global weights and its own. Gradient clipping applies to each
+    worker's own gradient, before its optimizer uses it. Between two exchanges, evaluations and comparisons use the
+    global weights, those after the last exchange. The last step of a training ends with an exchange.
 
     Args:
         every: Number of steps from one exchange to the next.
@@ -153,7 +153,7 @@ class OuterSteps(Schedule):
             )
 
     def check(self, method: Method, *, clips: bool) -> None:
-        """Checks that the method has no momentum of its own."""
+        """Checks that the method applies no momentum, because the outer SGD does."""
         if method.momentum.remembers:
             raise ConfigError(
                 f"momentum={method.momentum.name} would be applied in addition to the momentum of the outer SGD; use a "

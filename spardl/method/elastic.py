@@ -35,7 +35,7 @@ def owners(rank: int, before: int, now: int) -> list[int]:
 def sources(worker: Worker, before: int) -> list[int]:
     """Returns the old ranks, at least one, whose residuals ``worker`` owns a part of.
 
-    There were ``before`` old workers.
+    The number of old workers is ``before``.
     """
     return [rank for rank in range(before) if worker.rank in owners(rank, before, worker.size)]
 

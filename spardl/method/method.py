@@ -52,12 +52,13 @@ class MethodState:
     Attributes:
         layout: Shapes and positions of the tensors in the gradient; not saved.
         memory: Residual between steps; residual plus gradient within a step, shape (n,).
-        moments: Running means of the worker's gradients, shape (n,) each, if momentum is applied before compression.
+        moments: Running means of the worker's gradients, shape (n,) each; empty unless momentum is applied before
+            compression.
         compression: State of the compressor.
         communication: State of the communicator.
         step: Number of finished synchronizations, dense warm-up included.
-        refused: Number of steps in which a gradient was skipped because of a NaN or an infinity, or a sum of finite
-            numbers was clipped because it overflowed.
+        refused: Number of steps in which a gradient was skipped because of a NaN or an infinity, or in which a sum of
+            finite numbers overflowed and was clipped.
         refused_last: Number of the last such step, counted from 1; 0 if there was none since the state was created. Not
             saved.
         overflowed: Whether the last average was clipped; equal on all workers.
@@ -321,7 +322,7 @@ class Method:
         return state
 
     def state_in(self, layout: Layout, memory: Tensor, moments: Moments) -> MethodState:
-        """Returns an initial state that uses given tensors, for example slices of longer vectors.
+        """Returns an initial state that uses given tensors, for example views of parts of longer vectors.
 
         Args:
             layout: Shapes and positions of the tensors in the gradient.
@@ -502,10 +503,10 @@ class Method:
         return self.residual.remembers or self.momentum.remembers
 
     def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
-        """Averages the accumulated gradients of all workers; this generator is the program of one of them.
+        """Averages the accumulated gradients of all workers; a program (generator) that every worker runs.
 
         Args:
-            worker: Worker whose program this is.
+            worker: Worker that runs this generator.
             state: State of that worker, after ``accumulate``.
             into: Tensor that a dense average is written to, shape (n,), with the dtype of the residual; may be the
                 gradient.

@@ -51,8 +51,9 @@ class Spread:
     All workers store the same values.
 
     Attributes:
-        own: Sum of squares of the sampled entries, averaged over the workers; a decayed sum over all measurements.
-        common: Sum of squares of the sampled entries of the averaged update; a sum with the same decay.
+        own: Sum of squares of the sampled entries, averaged over the workers, and summed over all measurements with a
+            decay.
+        common: Sum of squares of the sampled entries of the averaged update, summed with the same decay.
         workers: Number of workers that were compared.
     """
 
@@ -82,7 +83,7 @@ class Spread:
 
     @classmethod
     def pooled(cls, spreads: Iterable[Spread]) -> Spread:
-        """Combines the ``spreads`` of several buckets of the same workers."""
+        """Returns the joint spread of several buckets of the same workers, from the ``spreads`` of the buckets."""
         found = list(spreads)
         own, common = (math.fsum(getattr(each, name) for each in found) for name in ("own", "common"))
         return cls(own, common, max((each.workers for each in found), default=1))
@@ -282,7 +283,7 @@ class AutoMomentum(OptimizerMomentum):
 
 @dataclass(frozen=True)
 class LocalMomentum(Momentum):
-    """Each worker compresses a momentum of its gradient; the optimizer must have no momentum.
+    """Each worker compresses the momentum of its own gradients; the optimizer must have no momentum.
 
     Args:
         factor: Share of the velocity that remains in the next step.

@@ -125,13 +125,16 @@ def method_settings(method: Method) -> dict[str, str]:
 
 
 def shapes_of(names: Sequence[str], parameters: Sequence[Tensor]) -> dict[str, str]:
-    """Returns dtype and shape of each of the ``parameters`` as text; keys hold its number and its name in ``names``."""
+    """Returns dtype and shape of each of the ``parameters`` as text.
+
+    Each key contains the number of the parameter, and its name from ``names``.
+    """
     pairs = enumerate(zip(names, parameters, strict=True))
     return {f"parameter {number} ({name})": kind_of(parameter) for number, (name, parameter) in pairs}
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Returns dtype and shape of ``tensor``, of any shape, as text."""
+    """Returns dtype and shape of ``tensor``, of any shape, as text such as ``float32 (2, 3)``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
@@ -187,7 +190,7 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
     Args:
         values: Saved state.
         mine: Expected owner, as described by ``owner_of``.
-        holds: Key by which states of this kind of handle are recognized.
+        holds: Key that only states of this kind of handle contain.
 
     Raises:
         ConfigError: If the state belongs to another worker, method or kind of handle.

@@ -119,7 +119,7 @@ class RescaledResidual(NoResidual):
     """Keeps no residual, and multiplies sent entries by n / k.
 
     This makes a random choice of k out of n entries unbiased (Foroutan Eghlidi and Jaggi, Sparse Communication
-    for Training Deep Networks, 2020, axis "error feedback off").
+    for Training Deep Networks, 2020, experiments without error feedback).
     """
 
     name = "rescaled"
@@ -194,7 +194,7 @@ class PartialResidual(ErrorFeedback):
 
 @dataclass(frozen=True)
 class GlobalResidual(ErrorFeedback):
-    """GRES: keeps what PRES keeps, and entries that this worker dropped from partial sums of indices in the result.
+    """GRES: keeps what PRES keeps, and what this worker dropped from partial sums at indices of the result.
 
     The argument is that of :class:`ErrorFeedback`.
     """

@@ -269,7 +269,7 @@ class Engine(ABC):
         self._usage.note(self._step.local, number)
 
     def complete(self, number: int) -> None:
-        """Announces that a backward pass has completed the gradient of parameter ``number`` (by default, no action)."""
+        """Announces that a backward pass has completed the gradient of parameter ``number``."""
 
     def collect(self) -> None:
         """Ends the backward passes of the current local rank: adds its gradient to its residual, and clears it."""

@@ -101,7 +101,7 @@ class Communicator(ABC, Generic[C, S]):
 
     @abstractmethod
     def reduce(self, sync: Synchronization[C, S]) -> Program[Sum]:
-        """Sums the compressed gradients of all workers; this generator is the program of one of them.
+        """Sums the compressed gradients of all workers; a program (generator) that every worker runs.
 
         Args:
             sync: Vector, compressor, context and states of this worker.
@@ -156,10 +156,10 @@ class DenseCommunicator(Communicator[DenseCompressor, State]):
 
     @abstractmethod
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """Sums a tensor over all workers; this generator is the program of one of them.
+        """Sums a tensor over all workers; a program (generator) that every worker runs.
 
         Args:
-            worker: Worker whose program this is.
+            worker: Worker that runs this generator.
             tensor: Tensor of shape (m,); may be overwritten.
 
         Returns:

@@ -248,10 +248,10 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         return Cost.total(parts)
 
     def published_cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Returns at most 6k(P-1)/P words; in steps at the end of a period, the bounds of ``cost``.
+        """Returns an upper bound of 6k(P-1)/P words; at the end of a period, the bounds of ``cost``.
 
-        This is the mean over all workers for regions that hold equal shares of each worker's entries. It includes the
-        counts, unless k is so small (below about 10 P) that they outweigh the entries.
+        The bound holds for the mean over all workers if the regions hold equal shares of each worker's entries. If k is
+        below about 10 P, counts outweigh entries, and the bound is larger.
         """
         limits, k, workers = self.cost(context, compressor), compressor.count(context), context.worker.size
         if not (context.step % self.threshold_period and context.step % self.repartition_period):

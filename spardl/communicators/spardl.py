@@ -99,7 +99,7 @@ class Blocks:
         return Ranges(np.tile(Ranges.of(self.parts).columns, 2))
 
     def cyclic(self, first: int, size: int) -> Ranges:
-        """Returns ``size`` consecutive blocks from ``first`` (below ``count``) on; block 0 follows the last one."""
+        """Returns ``size`` consecutive blocks, starting with number ``first``; block 0 follows the last block."""
         return self._twice[first : first + size]
 
 
@@ -210,10 +210,10 @@ def _slot(blocks: Ranges) -> Slot:
 
 
 class ReducedBlock(NamedTuple):
-    """A team's own block after Spar-Reduce-Scatter, ready to be summed over the teams.
+    """The block that this worker has summed within its team, and that is then summed over the teams.
 
     Attributes:
-        accumulated: Vector of this worker (gradient plus residual), which holds the block.
+        accumulated: Vector of this worker (gradient plus residual), which contains the block.
         start: First position of the block.
         slot: Length of the block, and the maximum number of entries in the result.
         select: Function that selects entries of a range.
@@ -278,7 +278,7 @@ class Gather(NamedTuple):
     """An algorithm that sums a block over the teams.
 
     Attributes:
-        run: Generator function: the program of one member.
+        run: Generator function that every member runs.
         words: Function that returns the number of words that a member sends, from the number of teams and the maximum
             number of entries in the result.
     """

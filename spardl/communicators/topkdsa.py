@@ -56,7 +56,7 @@ METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", res
 
 @dataclass(frozen=True)
 class TopkDSA(Communicator[SparseCompressor, State]):
-    """Sums sparse vectors region by region, and gathers each region in sparse or dense format, whichever is shorter.
+    """Sums sparse vectors region by region, and gathers the sums in sparse or, if there are many, in dense format.
 
     Args:
         bucket: Number of peers that a worker sends to in one round; a larger number means fewer rounds, but as many

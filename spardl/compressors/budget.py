@@ -70,10 +70,10 @@ class Budget:
 
     Args:
         density: Share of entries to send, k / n, in (0, 1]; lower is more aggressive.
-        scope: Entries that compete with each other: those of the whole ``model``, or of each ``layer`` (tensor),
-            ``bucket`` of adjacent tensors or ``chunk`` of 4,096 entries. From each of them, at least one entry is sent.
-            ``auto`` means the whole model, except for ``TopK`` on the updates of Adam or AdamW (``momentum=auto``):
-            there it means chunks, unless the density is below one entry per chunk.
+        scope: Entries that compete with each other: those of the whole ``model``, of each ``layer`` (tensor), of each
+            ``bucket`` of adjacent tensors, or of each ``chunk`` of 4,096 entries. At least one entry of each such part
+            is sent. ``auto`` means ``model``, with one exception: it means ``chunk`` if ``TopK`` compresses updates of
+            Adam, AdamW or Muon (``momentum=auto``) and the density is at least one entry per chunk.
         bucket_entries: Number of entries per bucket; used only with ``scope=bucket``.
         warmup_steps: Number of synchronizations in which the density decreases exponentially to its final value.
         warmup_density: Density k / n in the first of these synchronizations.

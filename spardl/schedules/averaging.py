@@ -207,7 +207,7 @@ class ModelUpdate:
         return numbers
 
     def factor(self, norm: Callable[[], float]) -> float | None:
-        """Returns the factor that clips the average; ``None`` if it is not clipped.
+        """Returns the factor that clips the average and removes its loss scale; ``None`` if neither is needed.
 
         ``norm`` computes the norm of the average, and is called only if this norm is limited.
         """

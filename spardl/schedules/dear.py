@@ -74,7 +74,7 @@ class FirstUses:
         self._hooks = [module.register_forward_pre_hook(TransientHook(self._before)) for module in self._of]
 
     def begin(self) -> None:
-        """Starts tracing before a forward pass."""
+        """Must be called before each forward pass; starts to trace the first one."""
         self._last = None
         self._need(self._at_begin)
         if self._watch is not None and not self._entered:
@@ -218,7 +218,7 @@ class _SecondHalf:
         self.unapplied = set(range(len(works)))
 
     def resume(self, order: Sequence[int]) -> None:
-        """Starts the second halves of the groups in ``order``."""
+        """Starts the all-gathers of the groups in ``order``."""
         for number in order:
             self._works[number].resume()
 
@@ -310,7 +310,7 @@ class InHalves(InBackward):
         self._uses.end()
 
     def forward_again(self) -> None:
-        """Starts another forward pass of the same step; it need not wait, since all parameters are up to date."""
+        """Starts another forward pass of the same step, which need not wait because all parameters are up to date."""
         self._late = set()
 
     def note(self, number: int) -> None:

@@ -1,7 +1,7 @@
 """State of a worker that lasts from step to step: residuals, moments and used parameters, by group of layers.
 
 A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
-this process runs.
+this process runs. *Flat order* is the order of the layers in the flat gradient.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ class Usage:
         return [number for number, used in enumerate(self._used[local]) if not used]
 
     def rows(self) -> list[Tensor]:
-        """Returns the record of each local rank to exchange, uint8, shape (parameters,); no records if none is due."""
+        """Returns the record of each local rank, uint8, shape (parameters,); no records if no exchange is due."""
         return [torch.tensor(used, dtype=torch.uint8) for used in self._used] if self._watching else []
 
     def unused(self, gathered: Sequence[Tensor]) -> list[int]:
@@ -344,17 +344,20 @@ class GradientState:
         return sum(state.refused for states in self.states for state in states)
 
     def refusals(self) -> list[NonFiniteCounts]:
-        """Returns the number of skipped gradients on each local rank, and the step of the last one."""
+        """Returns, for each local rank, the number of skipped gradients and the step of the last one."""
         return [NonFiniteCounts.of(states) for states in zip(*self.states, strict=True)]
 
     # --- saved states
 
     def state_dicts(self, local: int = 0) -> list[dict[str, Any]]:
-        """Returns the states of the local rank ``local``, one per group, as plain data that shares the tensors."""
+        """Returns the states of the local rank ``local``, one per group, as plain data; tensors are not copied."""
         return [states[local].state_dict() for states in self.states]
 
     def like(self, layers: Range) -> MethodState:
-        """Returns the first local rank's state of the group with these ``layers``; a new state without such a group."""
+        """Returns the first local rank's state of the group with these ``layers``.
+
+        If there is no such group now, returns a new state for one.
+        """
         own = next((group for group in self.groups if group.layers == layers), None)
         if own is not None:
             return own.states[0]

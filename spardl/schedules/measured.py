@@ -3,8 +3,9 @@
 Sources: Shi, Chu and Li, MG-WFBP, INFOCOM 2019 and TPDS 2021, Algorithm 1; Dai et al., Sketch-Fusion SGD, JPDC 185,
 2024.
 
-A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
-this process runs.
+A *group* is a range of neighboring layers that are synchronized together, and a *partition* is a list of groups that
+contains every layer once. *Flat order* is the order of the layers in the flat gradient. A *local rank* is one of the
+workers that this process runs.
 """
 
 from __future__ import annotations
@@ -314,7 +315,7 @@ Table: TypeAlias = npt.NDArray[np.float64]
 
 
 def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]) -> list[Range]:
-    """Finds the partition with which the last synchronization ends first, according to ``fusion.finish``.
+    """Returns the partition with which the last synchronization ends earliest, according to ``fusion.finish``.
 
     This follows LayerFusion in Dai et al.: Sketch-Fusion SGD (JPDC 185, 2024), which chooses groups of layers by
     measured times and without a hyper-parameter. The paper's equations were not available: this is our formulation of

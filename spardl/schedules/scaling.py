@@ -63,7 +63,7 @@ class Limit:
                 vector.mul_(factor)
 
     def factor(self, norm: Callable[[], float], scale: float) -> float | None:
-        """Returns the factor that clips the average; ``None`` if the average is not clipped.
+        """Returns the factor that clips the average and removes its loss scale; ``None`` if neither is needed.
 
         Args:
             norm: Function that computes the norm of the average; called only if this norm is limited.

@@ -1,7 +1,8 @@
 """Transfer of tensors and sparse blocks between workers: all-gathers and point-to-point messages.
 
 Functions that return a ``Program`` are generators that request the messages of one member of a team. A *slot* is the
-space that a sparse vector takes in a message: its length and maximum number of entries.
+space that a sparse vector takes in a message: its length and maximum number of entries. *Words* are the unit of costs
+in the papers: an index or a value is one word.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def all_gather_around(
             flight; ``None`` for none.
 
     Returns:
-        All items in cyclic order of positions, shape (sum of sizes,).
+        All items, concatenated in cyclic order of positions from this member on, shape (sum of sizes,).
     """
     ends, words_to = _CyclicOffsets(sizes, team.position), _CyclicOffsets(words, team.position)
     # In cyclic order, the items that a member holds are always contiguous, so they are sent without a copy, and what
@@ -116,7 +117,7 @@ def _sums_of_two(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class BlockExchange(NamedTuple):
-    """Sends and receives sparse vectors.
+    """Sends and receives sparse vectors, as messages of a given format.
 
     Attributes:
         form: Format of the messages.

@@ -111,7 +111,7 @@ class Budget:
 
     @classmethod
     def takes_chunks(cls, scope: Any, density: Any) -> bool:
-        """Returns whether ``scope=auto`` means chunks if updates of Adam or AdamW are compressed.
+        """Returns whether ``scope=auto`` means chunks if updates of Adam, AdamW or Muon are compressed.
 
         Args:
             scope: Scope of the budget, not yet validated.

@@ -212,8 +212,8 @@ class SketchedPart(NamedTuple):
 class CountSketch(Budget, DenseCompressor):
     """Sums sketches (tables) of the gradients, then computes exact sums of the entries with the largest estimates.
 
-    No sizes are published; the defaults are measured (``scripts/bench_sketch.py``). They send 20 values per entry of
-    the budget, which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
+    No sizes are published; the defaults are measured (``scripts/bench_sketch.py``). They send 20 values per entry
+    to send (k), which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
     the defaults find 77% if all entries follow Student's t-distribution with 3 degrees of freedom. For the gradients
     that 8 workers accumulate while training ResNet-20, they find 81%, or 85% with corrected momentum. Such vectors have
     light tails, so more candidates help more than more rows. With 2 columns and 6 candidates (12 values), the three
@@ -223,10 +223,10 @@ class CountSketch(Budget, DenseCompressor):
 
     Args:
         rows: Number of rows r, odd.
-        columns_per_entry: Number of table columns per entry of the budget, c / k.
-        candidates: Number of entries whose exact sums are computed, per entry of the budget; at least 1.
-        fresh_hashes: Whether each step uses new hashes. With fixed hashes, as published, entries whose buckets keep
-            cancelling may never be found, however large they grow.
+        columns_per_entry: Number of table columns per entry to send, c / k.
+        candidates: Number of entries whose exact sums are computed, per entry to send; at least 1.
+        fresh_hashes: Whether each step uses new hashes. With fixed hashes, as published, an entry may never be found,
+            however large it grows: it always shares its places in the table with the same other entries.
         seed: Seed of the hashes.
 
     Raises:

@@ -46,7 +46,7 @@ class PowerSGDState(State):
 class PowerSGD(DenseCompressor):
     """Sends two thin factors of every matrix; their product approximates it.
 
-    A tensor with two or more dimensions is treated as a matrix: its first dimension by all others. Other tensors, and
+    A tensor with two or more dimensions is treated as a matrix, whose rows are the first dimension. Other tensors, and
     those that would not shrink, are sent uncompressed. With a residual, an entry whose product overflows becomes zero
     in the average and in the residual.
 

@@ -174,7 +174,7 @@ class Quantized(CodeCompressor):
         return _joined(scales.to(vector.dtype), codes, exempt.of(vector))
 
     def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes the vector as a message, and subtracts the decoded message from it, in one pass if possible."""
+        """Encodes the vector as a message, and leaves the compression errors in it; in one pass if possible."""
         if self.rotate or _compute_dtype(vector.dtype) != vector.dtype:
             return super().take(vector, context, state)
         coded, exempt = _parts(context.layout, self.exempt)

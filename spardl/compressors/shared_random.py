@@ -52,7 +52,7 @@ class SharedChoice(Budget, DenseCompressor):
         """
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns one number: the values of all parts are summed together."""
+        """Returns a list of one number, because the values of all parts are summed together."""
         return [self.count(context)]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:

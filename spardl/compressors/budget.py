@@ -228,7 +228,7 @@ class PiecewiseCompressor(BudgetedCompressor):
 
 
 class Piece(NamedTuple):
-    """Intersection of a part (layer, bucket, ...) with a block of the vector.
+    """Intersection of a part (layer, bucket, ...) with a block, a range from which a communicator selects separately.
 
     Attributes:
         part: Number of the part, from 0.

@@ -82,7 +82,7 @@ def rankable(values: Tensor) -> Tensor:
 class Sketch:
     """A count-sketch: shape and hash functions of the table that summarizes a vector.
 
-    Queries only move, negate and compare numbers, so equal tables give equal answers on any device.
+    ``estimate`` and ``largest`` only move, negate and compare numbers: equal tables give equal results on any device.
 
     Args:
         rows: Number of rows; odd, so that the median is one of the rows' estimates.

@@ -144,7 +144,7 @@ class _Stack(NamedTuple):
     starts: list[int]
 
     def matrices(self, vector: Tensor) -> list[Tensor]:
-        """Views of the matrices in a vector."""
+        """Returns views of these matrices in a vector, shape (rows, cols) each."""
         return [vector[start : start + self.rows * self.cols].view(self.rows, self.cols) for start in self.starts]
 
 
@@ -164,7 +164,7 @@ class _Plan:
 
     @classmethod
     def of(cls, layout: Layout, rank: int) -> _Plan:
-        """Plans to compress every tensor that shrinks; it has more than ``rank`` rows and columns."""
+        """Returns a plan to compress every tensor that shrinks, which has more than ``rank`` rows and columns."""
         starts: dict[tuple[int, int], list[int]] = {}
         others = []
         for shape, (start, stop) in zip(layout.shapes, layout.tensors, strict=True):
@@ -186,11 +186,11 @@ class _Plan:
         return self.rank * sum(stack.cols * len(stack.starts) for stack in self.stacks)
 
     def lefts(self, flat: Tensor) -> list[Tensor]:
-        """Views of the left factors, one of shape (matrices, rows, rank) per stack."""
+        """Returns views of the left factors in ``flat``, one of shape (matrices, rows, rank) per stack."""
         return self._views(flat, [stack.rows for stack in self.stacks])
 
     def rights(self, flat: Tensor) -> list[Tensor]:
-        """Views of the right factors, one of shape (matrices, columns, rank) per stack."""
+        """Returns views of the right factors in ``flat``, one of shape (matrices, columns, rank) per stack."""
         return self._views(flat, [stack.cols for stack in self.stacks])
 
     def _views(self, flat: Tensor, lengths: list[int]) -> list[Tensor]:
@@ -204,7 +204,7 @@ class _Plan:
             yield from zip(stack.matrices(vector), lefts, rights, strict=True)
 
     def expand(self, left: Tensor, right: Tensor, others: Tensor, into: Tensor) -> Tensor:
-        """Writes the vector that factors and uncompressed entries represent, shape (n,)."""
+        """Writes the products of the factors, and the uncompressed entries, to ``into``, shape (n,); returns it."""
         for matrix, p, q in self.triples(into, left, right):
             torch.mm(p, q.t(), out=matrix)
         parts = others.split([stop - start for start, stop in self.others])
@@ -220,7 +220,7 @@ class _Plan:
             values[start:stop].zero_()
 
     def renew(self, right: Tensor, basis: Tensor) -> Tensor:
-        """Computes the next basis; keeps columns for which this step gave zeros or overflow."""
+        """Returns the next basis: orthonormal right factors, but old columns where this step gave zeros or overflow."""
         renewed = torch.empty_like(basis)
         for new, q, old in zip(self.rights(renewed), self.rights(right), self.rights(basis), strict=True):
             largest = _peaks(q)

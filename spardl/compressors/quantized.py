@@ -54,13 +54,13 @@ class _Format(Protocol):
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """Quantizes values, shape (n,), to the nearest codes, or at random with a generator.
+        """Returns scales and codes of values, shape (n,); rounds to nearest, or at random with a generator.
 
-        With ``into``, values are replaced by their quantization errors.
+        With ``into``, writes them there, and replaces the values by their quantization errors.
         """
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """Decodes codes; writes or adds the result."""
+        """Decodes codes; writes the result to ``values``, or adds it to them with ``add``."""
 
 
 class _Integers(NamedTuple):
@@ -71,12 +71,12 @@ class _Integers(NamedTuple):
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """Quantizes to levels."""
+        """Quantizes values to evenly spaced levels."""
         rounded = partial(round_stochastically, generator=generator) if generator else None
         return pack_levels(values, block, self.bits, rounded, leave=into is not None, into=into)
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """Decodes levels; writes or adds the result."""
+        """Decodes levels; writes the result to ``values``, or adds it to them with ``add``."""
         read_levels(scales, packed, block, self.bits, values, add=add)
 
 
@@ -88,11 +88,11 @@ class _Float8(NamedTuple):
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """Quantizes to E4M3."""
+        """Quantizes values to E4M3."""
         return pack_float8(values, block, leave=into is not None, into=into)
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """Decodes E4M3; writes or adds the result."""
+        """Decodes E4M3; writes the result to ``values``, or adds it to them with ``add``."""
         read_float8(scales, packed, block, values, add=add)
 
 

@@ -68,7 +68,7 @@ class MuonMomentum(AdamMomentum):
     Args:
         betas: Decay rates of Adam's moments, shares; the first must be 0.
         eps: Constant added to the root of Adam's second moment.
-        update_scale: Factor that multiplies all updates; see :class:`AdamMomentum`.
+        update_scale: Factor that multiplies all updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
         factor: Share of a matrix's momentum that remains in the next step.
         nesterov: Whether to use Nesterov momentum for matrices.
         coefficients: Coefficients of x, x^3 and x^5 in the polynomial of the Newton-Schulz iteration.

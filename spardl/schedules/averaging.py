@@ -200,7 +200,10 @@ class ModelUpdate:
         return len(average) if isinstance(average, SparseVector) else average.numel()
 
     def unused(self) -> list[int]:
-        """Returns the numbers of the parameters without a gradient on any worker; all workers call it once per step."""
+        """Returns the numbers of the parameters without a gradient on any worker.
+
+        All workers must call this once in each step.
+        """
         rows = self._usage.rows()
         numbers = self._usage.unused(gather_rows(self._cluster, rows) if rows else [])
         self._usage.clear()

@@ -257,7 +257,7 @@ class AutoMomentum(OptimizerMomentum):
         beta2: Adam's beta2 on each worker, a share; ``None`` uses the optimizer's, but at most 0.99 if ``scope=auto``
             means chunks, and at most 0.95 otherwise.
         update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`. ``None`` means
-            ``measured`` in handles (``attach`` and others) without Muon, otherwise ``none``.
+            ``measured`` in handles (``attach`` and others) with Adam or AdamW but without Muon, otherwise ``none``.
         factor: Momentum factor of SGD's updates (a share), at most the optimizer's; ``None`` uses the optimizer's, or a
             smaller one where ``resolve_momentum`` says so. With a smaller factor, updates are multiplied by a gain;
             see :class:`SgdMomentum`.

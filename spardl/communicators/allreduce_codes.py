@@ -59,7 +59,7 @@ def _blocks_of(layout: Layout, count: int) -> tuple[_Block, ...]:
 
 @dataclass
 class SumState(State):
-    """Memory for the sum, reused in the next step; no result depends on it."""
+    """Buffer for the sum that is reused in every step; its content does not last."""
 
     def __post_init__(self) -> None:
         # Allocating a large tensor in every step takes longer than filling it. Not a field, so that it is not saved.
@@ -76,8 +76,8 @@ class SumState(State):
 class AllReduceCodes(Communicator[CodeCompressor, SumState]):
     """Sums encoded vectors: each worker decodes and sums one block of the vector, and encodes the sum.
 
-    The compression error of a sum stays with the worker that computed it, and that of a gradient with its sender. With
-    a residual, both are added to the next gradients, so nothing is lost.
+    The compression error of a gradient stays with its sender, and the compression error of a sum with the worker that
+    computed it. With a residual, both are added to the next gradients, so nothing is lost.
     """
 
     name = "allreduce_codes"
@@ -85,7 +85,7 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
 
     @property
     def splits(self) -> bool:
-        """Whether a sum can pause in the middle: true, between its reduce-scatter and its all-gather."""
+        """True: a sum can pause between its reduce-scatter and its all-gather."""
         return True
 
     def cost(self, context: Context, compressor: CodeCompressor) -> Cost:
@@ -93,7 +93,7 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: CodeCompressor) -> tuple[Cost, Cost]:
-        """Returns bounds of the reduce-scatter and of the all-gather, P - 1 messages each; block sizes vary."""
+        """Returns the costs of the reduce-scatter and of the all-gather: P - 1 messages each, of unequal sizes."""
         size = context.worker.size
         found = [_words(each, compressor) for each in _contexts(context)]
         words = Bounds((size - 1) * min(found), (size - 1) * max(found))
@@ -104,7 +104,7 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
         return SumState()
 
     def reduce(self, sync: Synchronization[CodeCompressor, SumState]) -> Program[Sum]:
-        """Runs both halves; the compression errors of this worker stay in ``sync.accumulated``."""
+        """Runs reduce-scatter and all-gather; the compression errors of this worker stay in ``sync.accumulated``."""
         context, accumulated, compressor = sync.context, sync.accumulated, sync.compressor
         values, team = accumulated.values, whole_team(context.worker)
         blocks = [values[block.start : block.stop] for block in _blocks_of(context.layout, team.size)]

@@ -39,7 +39,7 @@ class Backend(DenseCommunicator):
 
     @property
     def splits(self) -> bool:
-        """Whether a sum can pause in the middle: if ``halves`` is set."""
+        """Whether a sum can pause between its reduce-scatter and its all-gather: the value of ``halves``."""
         return self.halves
 
     def total_cost(self, workers: int, length: int) -> Cost:

@@ -48,12 +48,12 @@ class Synchronization(Generic[C, S]):
 class Communicator(ABC, Generic[C, S]):
     """An algorithm that sums the compressed gradients of P workers.
 
-    Generic in the type of its compressors and in the type of its state on one worker.
+    The class is generic in the type of its compressors, and in the type of its state on one worker.
 
     Attributes:
         name: Name of the communicator in configurations.
         sums: Forms of compressor output that this communicator can sum.
-        drops: Whether it discards entries of partial sums; only the global residual keeps those.
+        drops: Whether the communicator drops entries of partial sums, which only :class:`GlobalResidual` keeps.
         sends_whole: Whether every message holds exactly the entries that were rounded together, so that quantized wire
             formats can store one scale per chunk.
     """
@@ -74,7 +74,7 @@ class Communicator(ABC, Generic[C, S]):
 
     @property
     def splits(self) -> bool:
-        """Whether every sum yields a ``Boundary`` in the middle, where it can pause until its result is needed."""
+        """Whether every sum can pause between its reduce-scatter and its all-gather, where it yields a ``Boundary``."""
         return False
 
     def check_workers(self, workers: int) -> None:
@@ -101,7 +101,7 @@ class Communicator(ABC, Generic[C, S]):
 
     @abstractmethod
     def reduce(self, sync: Synchronization[C, S]) -> Program[Sum]:
-        """Sums the compressed gradients of all workers; this generator is the program of one of them.
+        """Sums the compressed gradients of all workers; a program (generator) that every worker runs.
 
         Args:
             sync: Vector, compressor, context and states of this worker.
@@ -123,7 +123,9 @@ class Communicator(ABC, Generic[C, S]):
         """
 
     def published_cost(self, context: Context, compressor: C) -> Cost:
-        """Returns the cost by the paper's formula, which may be the mean over workers with evenly spread entries.
+        """Returns the cost by the paper's formula.
+
+        Some formulas are means over all workers, for entries that are spread evenly over the vector.
 
         Args:
             context: Worker, layout and step of the synchronization.
@@ -135,14 +137,14 @@ class Communicator(ABC, Generic[C, S]):
         return self.cost(context, compressor)
 
     def half_costs(self, context: Context, compressor: C) -> tuple[Cost, Cost]:
-        """Returns the costs of the two halves by the published formula; called only if ``splits``.
+        """Returns the costs of the two halves of ``reduce`` by the published formula; called only if ``splits``.
 
         Args:
             context: Worker, layout and step of the synchronization.
             compressor: Compressor of the method.
 
         Returns:
-            Rounds and words before the boundary, and after it.
+            Cost before the ``Boundary`` (reduce-scatter), and cost after it (all-gather).
         """
         raise NotImplementedError
 
@@ -154,10 +156,10 @@ class DenseCommunicator(Communicator[DenseCompressor, State]):
 
     @abstractmethod
     def total(self, worker: Worker, tensor: Tensor) -> Program[Tensor]:
-        """Sums a tensor over all workers; this generator is the program of one of them.
+        """Sums a tensor over all workers; a program (generator) that every worker runs.
 
         Args:
-            worker: Worker whose program this is.
+            worker: Worker that runs this generator.
             tensor: Tensor of shape (m,); may be overwritten.
 
         Returns:
@@ -169,7 +171,10 @@ class DenseCommunicator(Communicator[DenseCompressor, State]):
         """Returns the cost of one sum of ``length`` entries, for each of ``workers`` workers."""
 
     def half_total_costs(self, workers: int, length: int) -> tuple[Cost, Cost]:
-        """Returns the costs of both halves of a sum of ``length`` entries for ``workers``; called if ``splits``."""
+        """Returns the costs of reduce-scatter and all-gather of ``length`` entries for each of ``workers`` workers.
+
+        Called only if ``splits``.
+        """
         raise NotImplementedError
 
     def cost(self, context: Context, compressor: DenseCompressor) -> Cost:

@@ -27,7 +27,7 @@ class Dense(DenseCommunicator):
 
     @property
     def splits(self) -> bool:
-        """Whether a sum can pause in the middle: true, between its reduce-scatter and its all-gather."""
+        """True: a sum can pause between its reduce-scatter and its all-gather."""
         return True
 
     def total_cost(self, workers: int, length: int) -> Cost:

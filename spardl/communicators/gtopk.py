@@ -51,7 +51,7 @@ def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]
 
     Args:
         team: Members in a fixed order, of any number.
-        own: Entries of this member; at most as many as the slot of ``target`` allows.
+        own: Entries of this member, at most ``target.slot.capacity``.
         target: Range of the vector that holds the entries.
 
     Returns:
@@ -75,10 +75,11 @@ def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]
 
 
 def folded_doubling(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]:
-    """Sums by recursive doubling among the largest power of two of members, and cuts each partial sum.
+    """Sums by recursive doubling, and cuts each partial sum; for any number of members.
 
-    Each further member sends its entries to a partner first, and receives the result from it at the end. Arguments
-    and result are the same as for ``tree``.
+    The first 2^j members take part, where 2^j is the largest power of two that is not above their number. Every other
+    member first sends its entries to one of them, and receives the result at the end. Arguments and result are the same
+    as for ``tree``.
     """
     core = 1 << (team.size.bit_length() - 1)
     if team.position >= core:
@@ -131,8 +132,8 @@ class Variant(NamedTuple):
     """An algorithm that sums and cuts sparse vectors.
 
     Attributes:
-        add_up: Generator function that sums the entries of all members: the program of one of them.
-        cost: Function that returns the cost for a number of workers and k entries per message.
+        add_up: Generator function that sums the entries of all members; each member runs it.
+        cost: Function that returns bounds of the cost, from the number of workers and k, the entries per message.
     """
 
     add_up: AddUp
@@ -146,7 +147,9 @@ VARIANTS: Mapping[str, Variant] = MappingProxyType(
 
 @dataclass(frozen=True)
 class GTopk(Communicator[SparseCompressor, State]):
-    """Sums sparse vectors pairwise and keeps the k largest entries; dropped entries stay in the vector of a worker.
+    """Sums sparse vectors pairwise, and cuts every sum to its k largest entries.
+
+    Dropped entries are added to the vectors of the workers that computed the sum.
 
     Args:
         variant: ``tree`` (reduce to one worker, then broadcast, as published) or ``doubling`` (recursive doubling:

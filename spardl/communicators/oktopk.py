@@ -139,11 +139,11 @@ class Region(NamedTuple):
 
     @property
     def lengths(self) -> list[int]:
-        """Number of positions in each region."""
+        """Length of each region: its number of positions in the vector."""
         return [stop - start for start, stop in pairwise(self.borders)]
 
     def only(self, positions: Tensor) -> Region:
-        """Returns the region with only the entries numbered ``positions``: int64, shape (m,), increasing."""
+        """Returns the region with only some entries, those numbered ``positions``: int64, shape (m,), increasing."""
         return self._replace(entries=self.entries.at(positions))
 
     def nonzero(self) -> Region:
@@ -151,17 +151,17 @@ class Region(NamedTuple):
         return self.only(self.entries.values.nonzero().squeeze(1))
 
     def counts(self) -> Program[list[int]]:
-        """Gathers the number of entries of every region."""
+        """Gathers the number of entries of every region, in the order of the workers."""
         gathered = yield from all_gather_counts(self.team, [len(self.entries)], self.entries.indices.device)
         return [count for (count,) in gathered]
 
     def gathered(self) -> Program[SparseVector]:
-        """Gathers the entries of all regions; their counts are exchanged first."""
+        """Gathers the entries of all regions as one vector; exchanges their numbers first."""
         slots = yield from self.transport.slots_of(self.team, self.entries, self.lengths)
         return (yield from self.transport.all_gather_joined(self.team, self.entries, slots))
 
     def in_vector(self) -> SparseVector:
-        """Returns the entries, with indices in the whole vector."""
+        """Returns the entries of this region, with indices in the whole vector."""
         start = self.borders[self.team.position]
         return SparseVector(self.entries.indices + start, self.entries.values, self.borders[-1])
 
@@ -228,11 +228,11 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
             check_number("communicator", "balance_factor", self.balance_factor, 0)
 
     def init_state(self) -> OkTopkState:
-        """Returns a state without regions and threshold."""
+        """Returns a state without borders and without a threshold."""
         return OkTopkState()
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Returns bounds of rounds and words; with balanced regions, words stay far below the upper bound."""
+        """Returns bounds of rounds and words; if regions are balanced, the words stay far below the upper bound."""
         workers, length, k = context.worker.size, context.layout.length, compressor.count(context)
         capacity = compressor.capacity(context)
         entries = min(_selection_limit(k) if capacity is None else capacity, length)
@@ -248,10 +248,10 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         return Cost.total(parts)
 
     def published_cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Returns at most 6k(P-1)/P words; in steps at the end of a period, the bounds of ``cost``.
+        """Returns an upper bound of 6k(P-1)/P words; at the end of a period, the bounds of ``cost``.
 
-        This is the mean over all workers for regions that hold equal shares of each worker's entries. It includes the
-        counts, unless k is so small (below about 10 P) that they outweigh the entries.
+        The bound holds for the mean over all workers if the regions hold equal shares of each worker's entries. If k is
+        below about 10 P, counts outweigh entries, and the bound is larger.
         """
         limits, k, workers = self.cost(context, compressor), compressor.count(context), context.worker.size
         if not (context.step % self.threshold_period and context.step % self.repartition_period):

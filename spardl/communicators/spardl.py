@@ -90,7 +90,7 @@ class Blocks:
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """Returns the space (slot) that each block takes in a message."""
+        """Returns the slot of each block: its length, and the maximum number of entries in a message."""
         return tuple(Slot(part.k, part.stop - part.start) for part in self.parts)
 
     @cached_property
@@ -99,7 +99,7 @@ class Blocks:
         return Ranges(np.tile(Ranges.of(self.parts).columns, 2))
 
     def cyclic(self, first: int, size: int) -> Ranges:
-        """Returns ``size`` consecutive blocks from ``first`` (below ``count``) on; block 0 follows the last one."""
+        """Returns ``size`` consecutive blocks, starting with number ``first``; block 0 follows the last block."""
         return self._twice[first : first + size]
 
 
@@ -129,7 +129,7 @@ class SparDLState(State):
     inertia: bool = False
 
     def start(self, k: int, teams: int) -> int:
-        """Returns h for the current step, within [ceil(k/d), k] for d teams; the first h is the lower end."""
+        """Returns h for the current step, within [ceil(k/d), k], where d is ``teams``; the first h is the lower end."""
         self.h = _clamp(self.h, -(-k // teams), k)
         self.step = self.step or max(1, (k - self.h) // 100)
         return self.h
@@ -162,11 +162,11 @@ def _clamp(value: int, low: int, high: int) -> int:
 
 
 def srs_rounds(size: int) -> list[tuple[int, int]]:
-    """Returns the rounds of Spar-Reduce-Scatter in a team of ``size``: (distance, number of blocks to send).
+    """Returns the rounds of Spar-Reduce-Scatter in a team of ``size``: pairs (distance, number of blocks to send).
 
-    The distance is the offset between the positions of sender and receiver; it falls from 2^(L-1) to 1, L = ceil(log2
-    size). A round sends as many blocks as its distance; only the first round sends fewer if the size is not a power of
-    two.
+    The distance is the position of the receiver minus that of the sender. It is halved from round to round, from
+    2^(L-1) to 1, where L = ceil(log2 size). A round sends as many blocks as its distance; only the first round sends
+    fewer if the size is not a power of two.
     """
     distances = [1 << level for level in reversed(range((size - 1).bit_length()))]
     return [(distance, min(distance, size - distance)) for distance in distances]
@@ -177,7 +177,7 @@ def spar_reduce_scatter(
 ) -> Program[None]:
     """Sums every block of the vector at one member: block i at the member at position i.
 
-    Afterwards the vector holds this member's own block fully reduced, and the dropped entries of all other blocks.
+    Afterwards, the vector of a member holds the sum of its own block, and the entries that it dropped from the others.
 
     Args:
         team: Members in a fixed order, as many as there are blocks.
@@ -210,10 +210,10 @@ def _slot(blocks: Ranges) -> Slot:
 
 
 class ReducedBlock(NamedTuple):
-    """A team's own block after Spar-Reduce-Scatter, ready to be summed over the teams.
+    """The block that this worker has summed within its team, and that is then summed over the teams.
 
     Attributes:
-        accumulated: Vector of this worker (gradient plus residual), which holds the block.
+        accumulated: Vector of this worker (gradient plus residual), which contains the block.
         start: First position of the block.
         slot: Length of the block, and the maximum number of entries in the result.
         select: Function that selects entries of a range.
@@ -240,13 +240,19 @@ def _shard(block: SparseVector, own: ReducedBlock, peers: Team) -> SparseVector:
 
 
 def recursive_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
-    """R-SAG: sums blocks by recursive doubling over a power of two of teams; every round selects k_b entries again."""
+    """R-SAG: sums a block over the teams by recursive doubling, and cuts the sum to k_b entries in every round.
+
+    The number of teams must be a power of two.
+    """
     target = Target(own.accumulated, own.start, own.slot, own.full)
     return (yield from recursive_doubling(peers, own.take(own.slot.capacity), target))
 
 
 def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[SparseVector]:
-    """B-SAG: gathers h entries of each of any number of teams, and cuts their sum to k_b entries."""
+    """B-SAG: gathers h entries of the block from each team, and cuts their sum to k_b entries.
+
+    The number of teams may be any number; ``state`` adapts h from step to step.
+    """
     capacity = own.slot.capacity
     if peers.size == 1:
         return own.take(capacity)
@@ -272,7 +278,7 @@ class Gather(NamedTuple):
     """An algorithm that sums a block over the teams.
 
     Attributes:
-        run: Generator function: the program of one member.
+        run: Generator function that every member runs.
         words: Function that returns the number of words that a member sends, from the number of teams and the maximum
             number of entries in the result.
     """
@@ -317,7 +323,7 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
 
     @property
     def splits(self) -> bool:
-        """Whether a sum can pause in the middle: true, before the all-gather within the team."""
+        """True: a sum can pause before the all-gather within the team."""
         return True
 
     def check_workers(self, workers: int) -> None:
@@ -329,11 +335,11 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
             )
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Returns the cost by the formulas of the module docstring; bounds where unequal blocks are kept whole."""
+        """Returns the cost by the formulas of the module docstring, as bounds if the blocks have unequal sizes."""
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: SparseCompressor) -> tuple[Cost, Cost]:
-        """Returns the costs of everything before the all-gather within the team, and of that all-gather."""
+        """Returns the cost of all stages before the all-gather within the team, and the cost of this all-gather."""
         size, teams = context.worker.size // self.teams, self.teams
         blocks = self._blocks(context, compressor, size)
         capacities = [slot.capacity for slot in blocks.slots]

@@ -56,7 +56,7 @@ METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", res
 
 @dataclass(frozen=True)
 class TopkDSA(Communicator[SparseCompressor, State]):
-    """Sums sparse vectors region by region, and gathers each region in sparse or dense format, whichever is shorter.
+    """Sums sparse vectors region by region, and gathers the sums in sparse or, if there are many, in dense format.
 
     Args:
         bucket: Number of peers that a worker sends to in one round; a larger number means fewer rounds, but as many
@@ -81,15 +81,18 @@ class TopkDSA(Communicator[SparseCompressor, State]):
 
     @property
     def splits(self) -> bool:
-        """Whether a sum can pause in the middle: true, before the all-gather."""
+        """True: a sum can pause after each region is summed, before the all-gather."""
         return True
 
     def cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Returns exact rounds, and words from an empty selection to the worst distribution over the regions."""
+        """Returns the exact number of rounds, and bounds of the words.
+
+        The lower bound is for an empty selection, the upper one for the worst distribution over the regions.
+        """
         return Cost.total(self.half_costs(context, compressor))
 
     def half_costs(self, context: Context, compressor: SparseCompressor) -> tuple[Cost, Cost]:
-        """Returns the costs of split and reduce, and of the all-gathers of counts and sums."""
+        """Returns the cost of ``split_and_reduce``, and the total cost of the all-gathers of counts and sums."""
         workers, length = context.worker.size, context.layout.length
         others, levels = workers - 1, log2_ceil(workers)
         capacity = compressor.capacity(context)

@@ -90,11 +90,14 @@ class ARCTopK(DenseCompressor):
         check_integer("compressor.seed", self.seed)
 
     def parts(self, context: Context) -> list[Range]:
-        """Returns the range of every non-empty tensor, and the number of entries in the rows to send."""
+        """Returns the range of every non-empty tensor; ``k`` is the number of entries in its rows to send."""
         return [matrix.part for matrix in _matrices(context.layout, self.density, self.sketch)]
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of entries in the sketches, if any, and in the rows and uncompressed tensors."""
+        """Returns the number of entries in the sum of the sketches (omitted if there is none), and in the second sum.
+
+        The second sum contains the selected rows and the uncompressed tensors.
+        """
         sketched = self.sketch * sum(matrix.rows for matrix in self._compressed(context))
         return [sketched, self.count(context)] if sketched else [self.count(context)]
 
@@ -102,7 +105,7 @@ class ARCTopK(DenseCompressor):
         return [matrix for matrix in _matrices(context.layout, self.density, self.sketch) if matrix.compressed]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the sketches of all workers, then the rows that are large in that sum."""
+        """Sums the sketches of all workers, then those rows of the matrices whose summed sketches are largest."""
         positions = yield from self.agree(accumulated.values, context, total)
         # Clone: the sum may overwrite its argument, and the accumulator logs the tensor that it returned.
         values = accumulated.take_at(positions).clone()

@@ -36,7 +36,7 @@ METHODS = (Combination("arc_topk_ef21", compressor="arc_topk_ef21", communicator
 
 @dataclass
 class EF21State(State):
-    """State of one worker.
+    """State of EF21 on one worker.
 
     Attributes:
         mean: Running mean of the worker's gradients, shape (n,).
@@ -59,9 +59,10 @@ class EF21State(State):
 class ARCTopKEF21(ARCTopK):
     """Sends the rows of each matrix's running mean gradient that changed most since they were sent.
 
-    The average of all rows sent so far estimates the average gradient. The running mean acts as momentum: use an
-    optimizer without momentum, such as SGD with ``momentum=0``. If the number of workers changes, the average restarts
-    from zero. The other arguments are those of :class:`ARCTopK`.
+    Each worker sends changes of rows; the sum of all changes sent so far, divided by P, estimates the average gradient
+    and is applied in every step. The running mean acts as momentum: use an optimizer without momentum, such as SGD with
+    ``momentum=0``. If the number of workers changes, the estimate restarts from zero. The other arguments are those of
+    :class:`ARCTopK`.
 
     Args:
         share: Share of a new gradient in the running mean, in (0, 1]; 1 is EF21 without momentum.
@@ -89,12 +90,12 @@ class ARCTopKEF21(ARCTopK):
         return self.share < 1
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> EF21State:
-        """Creates a state of zeros."""
+        """Returns a state of zeros."""
         mean, sent, total = (torch.zeros(layout.length, dtype=dtype, device=device) for _ in range(3))
         return EF21State(mean, sent, total)
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the rows whose means differ most from the sent estimates, and adds them to everything sent before."""
+        """Sums the changes of the selected rows over all workers, adds them to ``state.total``, and returns a copy."""
         assert isinstance(state, EF21State)
         yield Phase.SELECT
         # The first gradient initializes the mean: from zero, the mean would take 1/share steps to grow. Tensors are not

@@ -49,7 +49,7 @@ class Compressor(ABC):
     Attributes:
         name: Name of the compressor in configurations.
         output: Form of a compressed gradient; the communicator must be able to sum it.
-        mass: What happens to the unsent part, whatever the options are; ``own_mass`` takes the options into account.
+        mass: What happens to the unsent part in the worst case over all options; ``own_mass`` is for the given options.
         sparsifies: Whether some entries are sent unchanged, and nothing of the others.
         by_matrix: Whether tensors are compressed as matrices, so that the number of sent entries depends on their
             shapes.
@@ -66,12 +66,12 @@ class Compressor(ABC):
 
     @property
     def own_mass(self) -> Mass:
-        """What happens to the unsent part with these options; less may be lost than ``mass`` states."""
+        """What happens to the unsent part with the given options; less may be lost than ``mass`` states."""
         return self.mass
 
     @property
     def smooths(self) -> bool:
-        """Whether averages are running means of gradients, so that the optimizer should not use momentum."""
+        """Whether averages are running means over several steps, so that the optimizer should use no momentum."""
         return False
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> State:
@@ -79,9 +79,9 @@ class Compressor(ABC):
         return State()
 
     def parts(self, context: Context) -> list[Range]:
-        """Returns the ranges of the vector in ``context``, and the number of entries to send unchanged from each.
+        """Returns the ranges of the vector in ``context``; ``k`` of each is the number of entries to send unchanged.
 
-        By default one range, with all entries; compressors that sparsify override this method.
+        By default, there is one range with all entries; compressors that sparsify override this method.
         """
         return [Range(0, context.layout.length, context.layout.length)]
 
@@ -94,8 +94,8 @@ class SparseCompressor(Compressor):
     """Base class of compressors that select entries of a vector.
 
     Attributes:
-        fills: Whether it always selects exactly the requested number of entries of a range, so that this number need
-            not be read from a GPU.
+        fills: Whether the compressor always selects exactly the requested number of entries of a range, so that their
+            number need not be read from a GPU.
     """
 
     mass = Mass.LEFT
@@ -103,7 +103,7 @@ class SparseCompressor(Compressor):
     fills: ClassVar[bool] = False
 
     def capacity(self, context: Context) -> int | None:
-        """Returns the maximum number of selected entries in ``context``; ``None`` if only the selection shows it."""
+        """Returns the maximum number of selected entries in ``context``; ``None`` if it depends on the values."""
         return self.count(context) if self.output is Output.AT_MOST_K else None
 
     def whole(self, context: Context) -> Range:
@@ -112,7 +112,7 @@ class SparseCompressor(Compressor):
 
     @property
     def index_step(self) -> int:
-        """Granularity of index widths in messages: the low part of an index takes a multiple of this number of bits."""
+        """Granularity of index sizes in messages: the number of low bits (Elias-Fano coding) is a multiple of it."""
         return NIBBLE
 
     @abstractmethod
@@ -125,7 +125,7 @@ class SparseCompressor(Compressor):
 
         Returns:
             ``select(accumulator, parts)``, which returns the positions of selected entries in the given ranges: at
-            most, or about, k of each, as ``output`` states.
+            most, or about, k of each range, as ``output`` states.
         """
 
 
@@ -133,8 +133,8 @@ class DenseCompressor(Compressor):
     """Base class of compressors whose output is dense tensors that can be summed directly.
 
     Attributes:
-        one_sum: Whether the result is computed entry by entry from a single sum, so that a slice of the sum gives a
-            slice of the result.
+        one_sum: Whether the result is computed entry by entry from a single sum, so that any consecutive entries of the
+            sum give the corresponding entries of the result.
     """
 
     output = Output.DENSE
@@ -146,7 +146,9 @@ class DenseCompressor(Compressor):
 
     @abstractmethod
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the compressed vectors of all workers, with one call of ``total`` per dense sum; program of one worker.
+        """Sums the compressed vectors of all workers; calls ``total`` once per dense sum.
+
+        This is a generator that requests the messages of one worker (see ``spardl.protocol.programs``).
 
         Args:
             accumulated: Gradient plus residual. If ``mass`` is ``LEFT``, this worker's contribution is removed from it.
@@ -163,15 +165,15 @@ class DenseCompressor(Compressor):
         return dtype
 
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Converts a slice of the single sum to a slice of the result; called only if ``one_sum``.
+        """Converts consecutive entries of the single sum to those of the result; called only if ``one_sum``.
 
         Args:
-            part: Slice of the sum, shape (m,).
+            part: Consecutive entries of the sum, shape (m,).
             context: Context of this synchronization.
             dtype: Dtype of the result.
 
         Returns:
-            Slice of the result, shape (m,).
+            Corresponding entries of the result, shape (m,).
         """
         return part
 
@@ -183,12 +185,12 @@ class CodeCompressor(Compressor):
 
     @property
     def lessens(self) -> bool:
-        """Whether no compression error exceeds the largest magnitude in the vector, apart from rounding."""
+        """Whether all compression errors are at most the largest magnitude in the vector, apart from rounding."""
         return False
 
     @abstractmethod
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
-        """Returns the size of a message in ``context`` in bytes, for vectors (and thus scales) of type ``dtype``."""
+        """Returns the size of a message in ``context`` in bytes, for vectors and scales of type ``dtype``."""
 
     @abstractmethod
     def encode(self, vector: Tensor, context: Context, state: State) -> Tensor:

@@ -1,7 +1,7 @@
 """Density and scope: how many entries sparsifiers send, and which entries compete with each other.
 
-The density may start higher and decrease exponentially, as in the warm-up of Deep Gradient Compression (Lin et al.,
-ICLR 2018, section 3.4).
+Entries compete if a compressor compares their magnitudes to decide which of them it sends. The density may start higher
+and decrease exponentially, as in the warm-up of Deep Gradient Compression (Lin et al., ICLR 2018, section 3.4).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class Scope(NamedTuple):
     Attributes:
         cut: Function that divides a layout into ranges, in order; its second argument is the number of entries per
             bucket.
-        index_step: Granularity of index widths in messages: the low part of an index takes a multiple of this number of
-            bits. Chunks use the smallest messages: 64 of 4,096 entries take 8 bits per index.
+        index_step: Granularity of index sizes in messages: the number of low bits (Elias-Fano coding) is a multiple of
+            it. Chunks use 1, for the smallest messages: 64 of 4,096 entries take 8 bits per index.
     """
 
     cut: Callable[[Layout, int], list[tuple[int, int]]]
@@ -70,10 +70,10 @@ class Budget:
 
     Args:
         density: Share of entries to send, k / n, in (0, 1]; lower is more aggressive.
-        scope: Entries that compete with each other: those of the whole ``model``, or of each ``layer`` (tensor),
-            ``bucket`` of adjacent tensors or ``chunk`` of 4,096 entries. From each of them, at least one entry is sent.
-            ``auto`` means the whole model, except for ``TopK`` on the updates of Adam or AdamW (``momentum=auto``):
-            there it means chunks, unless the density is below one entry per chunk.
+        scope: Entries that compete with each other: those of the whole ``model``, of each ``layer`` (tensor), of each
+            ``bucket`` of adjacent tensors, or of each ``chunk`` of 4,096 entries. At least one entry of each such part
+            is sent. ``auto`` means ``model``, with one exception: it means ``chunk`` if ``TopK`` compresses updates of
+            Adam, AdamW or Muon (``momentum=auto``) and the density is at least one entry per chunk.
         bucket_entries: Number of entries per bucket; used only with ``scope=bucket``.
         warmup_steps: Number of synchronizations in which the density decreases exponentially to its final value.
         warmup_density: Density k / n in the first of these synchronizations.
@@ -111,14 +111,14 @@ class Budget:
 
     @classmethod
     def takes_chunks(cls, scope: Any, density: Any) -> bool:
-        """Returns whether a scope means chunks if the updates of Adam are compressed (resolves ``auto``).
+        """Returns whether ``scope=auto`` means chunks if updates of Adam, AdamW or Muon are compressed.
 
         Args:
             scope: Scope of the budget, not yet validated.
             density: Density of the budget, k / n, not yet validated.
 
         Returns:
-            Whether the scope means chunks.
+            True if the scope is ``auto``, chunks suit this compressor, and each chunk sends at least one entry.
         """
         # Below one entry per chunk, chunks would send more than the density asks for.
         return cls.chunks_updates and scope == AUTO and is_number(float, density) and density * CHUNK >= 1
@@ -134,7 +134,10 @@ class Budget:
         return list(_budgets(*self._key(context)))
 
     def pieces(self, blocks: Sequence[Range], context: Context) -> Pieces:
-        """Returns the intersections of the parts with ``blocks`` of the vector in ``context``, except where k is 0."""
+        """Divides ``blocks`` of the vector in ``context`` where a part (layer, bucket, ...) begins.
+
+        Returns the pieces that send at least one entry.
+        """
         key = self._key(context)
         if len(_budgets(*key)) == 1:
             whole = Ranges.of(blocks).sending
@@ -165,7 +168,7 @@ class BudgetedCompressor(Budget, SparseCompressor):
 
     @property
     def index_step(self) -> int:
-        """Granularity of index widths in messages, in bits, as determined by the scope."""
+        """Granularity of index sizes in messages, a number of bits that the scope determines."""
         return SCOPES[self.scope].index_step
 
     @abstractmethod
@@ -184,7 +187,7 @@ class BudgetedCompressor(Budget, SparseCompressor):
         """
 
     def selector(self, context: Context, state: State) -> Select:
-        """Returns a function that splits given ranges at the borders of parts, and selects entries of each piece."""
+        """Returns a function that divides given ranges where a part begins, and selects entries of each piece."""
 
         def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
             chosen = self.choose_all(accumulated, self.pieces(parts, context), context, state)
@@ -216,7 +219,7 @@ class PiecewiseCompressor(BudgetedCompressor):
         """
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Selects entries piece by piece."""
+        """Calls ``choose`` for each piece, and returns its positions in the whole vector."""
         values = accumulated.values
         return [
             self.choose(values[piece.start : piece.stop], piece.k, piece.part, context, state) + piece.start
@@ -225,7 +228,7 @@ class PiecewiseCompressor(BudgetedCompressor):
 
 
 class Piece(NamedTuple):
-    """Intersection of a part (layer, bucket, ...) with a block of the vector.
+    """Intersection of a part (layer, bucket, ...) with a block, a range from which a communicator selects separately.
 
     Attributes:
         part: Number of the part, from 0.
@@ -241,10 +244,10 @@ class Piece(NamedTuple):
 
 
 class Pieces(Sequence[Piece]):
-    """Sequence of pieces that send entries, stored as columns.
+    """Sequence of pieces that send entries; stored as columns, not as objects.
 
     Args:
-        numbers: Numbers of the parts, from 0.
+        numbers: Number of the part that each piece belongs to, counted from 0.
         ranges: Ranges of the pieces, and the number of entries to send of each.
     """
 

@@ -58,7 +58,7 @@ class Cast(DenseCompressor):
         check_choice("compressor.format", self.format, FORMATS)
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of entries of the whole vector."""
+        """Returns a list of one number: the length of the whole vector."""
         return [context.layout.length]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
@@ -79,7 +79,7 @@ class Cast(DenseCompressor):
         return FORMATS[self.format]
 
     def entries(self, part: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Converts a slice of the average to a slice of the sum."""
+        """Multiplies consecutive entries of the average by P, in the given dtype, which gives those of the sum."""
         return part.to(dtype).mul_(context.worker.size)
 
 

@@ -61,7 +61,7 @@ CPU_BLOCK, OTHER_BLOCK = 1 << 16, 1 << 22
 
 
 def derive(*numbers: int) -> int:
-    """Derives a pseudo-random 64-bit number from integers; their order matters."""
+    """Returns a pseudo-random unsigned 64-bit number that depends only on ``numbers`` and their order."""
     state = 0
     for number in numbers:
         state = (state + (number + 1) * GOLDEN) & WORD
@@ -71,7 +71,7 @@ def derive(*numbers: int) -> int:
 
 
 def rankable(values: Tensor) -> Tensor:
-    """Replaces NaN by infinity, so that ``values``, of any shape, can be ranked by magnitude.
+    """Returns ``values``, of any shape, with NaN replaced by infinity, so that they can be ranked by magnitude.
 
     NaN occurs only where infinities cancel after an overflow.
     """
@@ -82,7 +82,7 @@ def rankable(values: Tensor) -> Tensor:
 class Sketch:
     """A count-sketch: shape and hash functions of the table that summarizes a vector.
 
-    Queries only move, negate and compare numbers, so equal tables give equal answers on any device.
+    ``estimate`` and ``largest`` only move, negate and compare numbers: equal tables give equal results on any device.
 
     Args:
         rows: Number of rows; odd, so that the median is one of the rows' estimates.
@@ -200,7 +200,7 @@ class SketchedPart(NamedTuple):
     Attributes:
         part: Range of the part, and number of entries to send.
         columns: Number of columns of the table; 0 if the part is sent without one.
-        candidates: Number of entries whose exact sums are computed; all of them without a table.
+        candidates: Number of entries whose exact sums are computed; all entries of the part if it has no table.
     """
 
     part: Range
@@ -212,20 +212,21 @@ class SketchedPart(NamedTuple):
 class CountSketch(Budget, DenseCompressor):
     """Sums sketches (tables) of the gradients, then computes exact sums of the entries with the largest estimates.
 
-    No sizes are published; the defaults are measured (``scripts/bench_sketch.py``). They send 20 values per entry of
-    the budget, which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
-    they recover 77% if all entries follow Student's t-distribution with 3 degrees of freedom, and 81% (85% with
-    corrected momentum) of the gradients that 8 workers accumulate while training ResNet-20. Such vectors have light
-    tails, so more candidates help more than more rows. With 2 columns and 6 candidates (12 values), the shares are 58%,
-    71% and 78%, and training suffers: after 10 epochs on the digits (8 workers, 2 seeds), the accuracy is 0.82,
-    compared with 0.94 with the defaults, 0.96 with exact top-k and an all-gather, and 0.98 with dense gradients.
+    No sizes are published; the defaults are measured (``scripts/bench_sketch.py``). They send 20 values per entry
+    to send (k), which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
+    the defaults find 77% if all entries follow Student's t-distribution with 3 degrees of freedom. For the gradients
+    that 8 workers accumulate while training ResNet-20, they find 81%, or 85% with corrected momentum. Such vectors have
+    light tails, so more candidates help more than more rows. With 2 columns and 6 candidates (12 values), the three
+    shares are 58%, 71% and 78%, and training suffers: after 10 epochs on the digits (8 workers, 2 seeds), the accuracy
+    is 0.82, compared with 0.94 with the defaults, 0.96 with exact top-k and an all-gather, and 0.98 with dense
+    gradients.
 
     Args:
         rows: Number of rows r, odd.
-        columns_per_entry: Number of table columns per entry of the budget, c / k.
-        candidates: Number of entries whose exact sums are computed, per entry of the budget; at least 1.
-        fresh_hashes: Whether each step uses new hashes. With fixed hashes, as published, entries whose buckets keep
-            cancelling may never be found, however large they grow.
+        columns_per_entry: Number of table columns per entry to send, c / k.
+        candidates: Number of entries whose exact sums are computed, per entry to send; at least 1.
+        fresh_hashes: Whether each step uses new hashes. With fixed hashes, as published, an entry may never be found,
+            however large it grows: it always shares its places in the table with the same other entries.
         seed: Seed of the hashes.
 
     Raises:
@@ -254,7 +255,7 @@ class CountSketch(Budget, DenseCompressor):
         check_integer("compressor.seed", self.seed, least=0)
 
     def plan(self, context: Context) -> list[SketchedPart]:
-        """Returns the table size of each part in ``context``; a table is used only where it saves words."""
+        """Returns each part in ``context`` with its table size; a part has a table only where this saves words."""
         return [self._plan(part) for part in self.parts(context)]
 
     def _plan(self, part: Range) -> SketchedPart:
@@ -265,13 +266,16 @@ class CountSketch(Budget, DenseCompressor):
         return SketchedPart(part, columns, candidates)
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of entries in all tables, omitted if there are no tables, and that of all candidates."""
+        """Returns the number of table entries (omitted if no part has a table) and of candidates, over all parts."""
         plan = self.plan(context)
         tables, candidates = sum(self.rows * each.columns for each in plan), sum(each.candidates for each in plan)
         return [tables, candidates] if tables else [candidates]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the tables, then the candidates; removes the entries with the largest sums from ``accumulated``."""
+        """Sums the tables, then the candidates, and returns the candidates with the largest sums.
+
+        These entries are removed from ``accumulated``.
+        """
         plan, values = self.plan(context), accumulated.values
         seed = derive(self.seed, context.step) if self.fresh_hashes else self.seed
         tables = torch.cat([values[:0], *(self._table(values, each, seed) for each in plan)])

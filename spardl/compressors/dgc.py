@@ -37,8 +37,9 @@ METHODS = (
 class SampledTopK(PiecewiseCompressor):
     """Keeps at most k entries, nearly always among the largest; ``Budget`` describes the other arguments.
 
-    The threshold is the k-th largest magnitude of a strided sample, with k scaled to its size. If more than k entries
-    exceed the threshold, the k largest of them are kept. While far too few exceed it, it is lowered.
+    The threshold is the k-th largest magnitude of a strided sample, with k scaled to the size of the sample. If more
+    than k entries exceed the threshold, the k largest of them are kept. While far too few entries exceed the threshold,
+    it is lowered.
 
     Args:
         sample_ratio: Share of the entries in the sample; lower is faster and less exact.

@@ -32,14 +32,15 @@ METHODS = (
 class GaussianK(PiecewiseCompressor):
     """Keeps the entries above ``abs(mean) + z * standard deviation``; ``Budget`` describes the other arguments.
 
-    z is the two-sided quantile of a normal distribution: a share k / n of it lies beyond. Gradients are not normal, so
-    the threshold is raised or lowered in steps while too many or too few entries exceed it. If none exceeds the final
-    threshold (constant values, or a distribution far from normal), the k largest entries are kept.
+    z is the two-sided quantile of the standard normal distribution: a share k / n of it has a larger magnitude.
+    Gradients are not normal, so the threshold is raised or lowered in steps while too many or too few entries exceed
+    it. If none exceeds the final threshold (constant values, or a distribution far from normal), the k largest entries
+    are kept.
 
-    For heavy tails and low densities it selects too many entries, because 20 corrections raise the threshold by less
-    than half: at 0.1%, 3.2 k entries of Student's t-distribution with three degrees of freedom, and 3 to 6 k of the
-    gradients of a small convolutional network on digits. At 5% it selects too few, down to 0.3 k of these gradients.
-    With more ``corrections`` the count approaches k.
+    For heavy tails and low densities, the compressor selects too many entries, because 20 corrections raise the
+    threshold by less than half: at 0.1%, 3.2 k entries of Student's t-distribution with three degrees of freedom, and 3
+    to 6 k of the gradients of a small convolutional network on digits. At 5%, it selects too few: down to 0.3 k of
+    these gradients. With more ``corrections``, the number approaches k.
 
     Args:
         corrections: Maximum number of steps by which the threshold is corrected.
@@ -70,7 +71,7 @@ class GaussianK(PiecewiseCompressor):
             raise ConfigError(f"compressor.high must be a number, at least 1, got {self.high!r}")
 
     def choose(self, values: Tensor, k: int, part: int, context: Context, state: State) -> Tensor:
-        """Selects all entries above the corrected threshold, or all entries if k is their number."""
+        """Selects all entries above the corrected threshold; if k is the length of the piece, all entries."""
         if k == values.numel():
             return torch.arange(k, device=values.device)
         magnitude, ladder = values.abs(), self._ladder(values, k)

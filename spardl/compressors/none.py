@@ -27,7 +27,7 @@ class NoCompression(DenseCompressor):
     one_sum = True
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of entries of the whole vector."""
+        """Returns a list of one number: the length of the whole vector."""
         return [context.layout.length]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:

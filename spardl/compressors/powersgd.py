@@ -46,8 +46,9 @@ class PowerSGDState(State):
 class PowerSGD(DenseCompressor):
     """Sends two thin factors of every matrix; their product approximates it.
 
-    A tensor with at least two dimensions is treated as a matrix of its first dimension by the rest. Other tensors, and
-    those that would not shrink, are sent uncompressed. Where a product overflows, nothing is sent and nothing is kept.
+    A tensor with two or more dimensions is treated as a matrix, whose rows are the first dimension. Other tensors, and
+    those that would not shrink, are sent uncompressed. With a residual, an entry whose product overflows becomes zero
+    in the average and in the residual.
 
     Workers compute orthonormal columns and products from equal sums and rely on bit-identical results, so all workers
     need the same kind of processor, the same libraries and the same number of threads.
@@ -75,19 +76,26 @@ class PowerSGD(DenseCompressor):
         check_bool("compressor.warm_start", self.warm_start)
 
     def init_state(self, layout: Layout, dtype: torch.dtype, device: torch.device | str) -> PowerSGDState:
-        """Creates random orthonormal columns, or an empty basis without warm start."""
+        """Returns a basis of random orthonormal columns, or an empty basis without warm start."""
         if not self.warm_start:
             return PowerSGDState(torch.empty(0, dtype=dtype, device=device))
         return PowerSGDState(self._random(_Plan.of(layout, self.rank), 0, dtype, device))
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of entries in left factors and uncompressed tensors, and in the right factors, if any."""
+        """Returns the number of entries in each of the two sums; only one number if no tensor is compressed.
+
+        The first sum contains left factors and uncompressed tensors, the second one right factors.
+        """
         plan = _Plan.of(context.layout, self.rank)
         first = plan.left_size + sum(stop - start for start, stop in plan.others)
         return [first, plan.right_size] if plan.stacks else [first]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:
-        """Sums the left factors (computed from the basis), then the right ones (from the orthonormalized first sum)."""
+        """Sums the left factors (products with the basis), then the right ones (products with the first sum).
+
+        The first sum is orthonormalized in between. Returns the product of both, with the sums of the uncompressed
+        tensors.
+        """
         assert isinstance(state, PowerSGDState)
         yield Phase.SELECT
         values, plan = accumulated.values, _Plan.of(context.layout, self.rank)
@@ -136,7 +144,7 @@ class _Stack(NamedTuple):
     starts: list[int]
 
     def matrices(self, vector: Tensor) -> list[Tensor]:
-        """Views of the matrices in a vector."""
+        """Returns views of these matrices in a vector, shape (rows, cols) each."""
         return [vector[start : start + self.rows * self.cols].view(self.rows, self.cols) for start in self.starts]
 
 
@@ -156,7 +164,7 @@ class _Plan:
 
     @classmethod
     def of(cls, layout: Layout, rank: int) -> _Plan:
-        """Plans to compress every tensor that shrinks; it has more than ``rank`` rows and columns."""
+        """Returns a plan to compress every tensor that shrinks, which has more than ``rank`` rows and columns."""
         starts: dict[tuple[int, int], list[int]] = {}
         others = []
         for shape, (start, stop) in zip(layout.shapes, layout.tensors, strict=True):
@@ -178,11 +186,11 @@ class _Plan:
         return self.rank * sum(stack.cols * len(stack.starts) for stack in self.stacks)
 
     def lefts(self, flat: Tensor) -> list[Tensor]:
-        """Views of the left factors, one of shape (matrices, rows, rank) per stack."""
+        """Returns views of the left factors in ``flat``, one of shape (matrices, rows, rank) per stack."""
         return self._views(flat, [stack.rows for stack in self.stacks])
 
     def rights(self, flat: Tensor) -> list[Tensor]:
-        """Views of the right factors, one of shape (matrices, columns, rank) per stack."""
+        """Returns views of the right factors in ``flat``, one of shape (matrices, columns, rank) per stack."""
         return self._views(flat, [stack.cols for stack in self.stacks])
 
     def _views(self, flat: Tensor, lengths: list[int]) -> list[Tensor]:
@@ -196,7 +204,7 @@ class _Plan:
             yield from zip(stack.matrices(vector), lefts, rights, strict=True)
 
     def expand(self, left: Tensor, right: Tensor, others: Tensor, into: Tensor) -> Tensor:
-        """Writes the vector that factors and uncompressed entries represent, shape (n,)."""
+        """Writes the products of the factors, and the uncompressed entries, to ``into``, shape (n,); returns it."""
         for matrix, p, q in self.triples(into, left, right):
             torch.mm(p, q.t(), out=matrix)
         parts = others.split([stop - start for start, stop in self.others])
@@ -212,7 +220,7 @@ class _Plan:
             values[start:stop].zero_()
 
     def renew(self, right: Tensor, basis: Tensor) -> Tensor:
-        """Computes the next basis; keeps columns for which this step gave zeros or overflow."""
+        """Returns the next basis: orthonormal right factors, but old columns where this step gave zeros or overflow."""
         renewed = torch.empty_like(basis)
         for new, q, old in zip(self.rights(renewed), self.rights(right), self.rights(basis), strict=True):
             largest = _peaks(q)

@@ -40,9 +40,9 @@ class QSGD(CodeCompressor):
     """Sends the norm of each bucket, and the sign and level of each entry relative to the norm.
 
     With s = 2^(bits-1) - 1 levels, entry v of a bucket with norm N becomes N/s times a random integer with mean v s/N.
-    A 2-norm above the largest number of the dtype is sent as that number, which no entry exceeds. Decoding is therefore
-    finite for all finite vectors, and still unbiased. Below the smallest normal number, values are as coarse as the
-    dtype.
+    A 2-norm that exceeds the largest number of the dtype is sent as this number, which no entry exceeds. All finite
+    vectors therefore have finite decoded values, which are still unbiased. Values below the smallest normal number of
+    the dtype are as coarse as the dtype itself.
 
     Args:
         bits: Bits per code: 2, 4 or 8; lower is more aggressive.

@@ -54,13 +54,13 @@ class _Format(Protocol):
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """Quantizes values, shape (n,), to the nearest codes, or at random with a generator.
+        """Returns scales and codes of values, shape (n,); rounds to nearest, or at random with a generator.
 
-        With ``into``, values are replaced by their quantization errors.
+        With ``into``, writes them there, and replaces the values by their quantization errors.
         """
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """Decodes codes; writes or adds the result."""
+        """Decodes codes; writes the result to ``values``, or adds it to them with ``add``."""
 
 
 class _Integers(NamedTuple):
@@ -71,12 +71,12 @@ class _Integers(NamedTuple):
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """Quantizes to levels."""
+        """Quantizes values to evenly spaced levels."""
         rounded = partial(round_stochastically, generator=generator) if generator else None
         return pack_levels(values, block, self.bits, rounded, leave=into is not None, into=into)
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """Decodes levels; writes or adds the result."""
+        """Decodes levels; writes the result to ``values``, or adds it to them with ``add``."""
         read_levels(scales, packed, block, self.bits, values, add=add)
 
 
@@ -88,11 +88,11 @@ class _Float8(NamedTuple):
     def write(
         self, values: Tensor, block: int, generator: torch.Generator | None, into: Written | None = None
     ) -> Written:
-        """Quantizes to E4M3."""
+        """Quantizes values to E4M3."""
         return pack_float8(values, block, leave=into is not None, into=into)
 
     def read(self, scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool) -> None:
-        """Decodes E4M3; writes or adds the result."""
+        """Decodes E4M3; writes the result to ``values``, or adds it to them with ``add``."""
         read_float8(scales, packed, block, values, add=add)
 
 
@@ -146,7 +146,7 @@ class Quantized(CodeCompressor):
 
     @property
     def lessens(self) -> bool:
-        """Whether no error exceeds the largest magnitude in the vector; true unless blocks are rotated."""
+        """Whether all errors are at most the largest magnitude in the vector: true unless blocks are rotated."""
         return not self.rotate
 
     def size(self, context: Context, dtype: torch.dtype = torch.float32) -> int:
@@ -174,7 +174,7 @@ class Quantized(CodeCompressor):
         return _joined(scales.to(vector.dtype), codes, exempt.of(vector))
 
     def take(self, vector: Tensor, context: Context, state: State) -> Tensor:
-        """Encodes the vector and subtracts the decoded message; in one pass if the scales need no conversion."""
+        """Encodes the vector as a message, and leaves the compression errors in it; in one pass if possible."""
         if self.rotate or _compute_dtype(vector.dtype) != vector.dtype:
             return super().take(vector, context, state)
         coded, exempt = _parts(context.layout, self.exempt)

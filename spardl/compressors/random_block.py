@@ -49,7 +49,7 @@ class RandomBlock(SharedChoice):
     def starts(self, context: Context) -> list[int]:
         """Returns the start of the block of each part in ``context``, relative to the part's first entry.
 
-        Drawn from the seed and the step, uniformly over all entries of the part.
+        Starts are drawn uniformly from all positions of the part; they depend only on the seed and the step.
         """
         lengths = torch.tensor([part.stop - part.start for part in self.parts(context)], dtype=torch.int64)
         # 2^62 is so much larger than any part that the modulo is practically unbiased.

@@ -34,7 +34,7 @@ class RandomK(SharedChoice):
     name = "random_k"
 
     def positions(self, context: Context, device: torch.device) -> Tensor:
-        """Returns positions drawn for each part (layer, bucket, ...) from seed, step and number of the part."""
+        """Returns random positions in each part (layer, bucket, ...), which depend only on seed, step and part."""
         drawn = []
         for number, part in enumerate(self.parts(context)):
             generator = seeded_generator(self.seed, context.step, number)

@@ -49,7 +49,7 @@ class ReusedThresholdState(State):
         self.thresholds = self.thresholds * factor
 
     def set(self, part: int, threshold: float) -> None:
-        """Replaces the threshold of one part, by number."""
+        """Replaces the threshold of the part with number ``part`` by ``threshold``."""
         # In a new tensor, because a saved state may share the old one.
         self.thresholds = self.thresholds.clone()
         self.thresholds[part] = threshold
@@ -91,7 +91,10 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         return ReusedThresholdState(torch.zeros(len(parts), dtype=torch.float64))
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Selects exactly k entries at the start of a period, later about k; zeros only if all are sent."""
+        """Selects the k largest entries at the start of a period, later about k entries.
+
+        Entries that are zero are selected only where all entries of a piece are sent.
+        """
         assert isinstance(state, ReusedThresholdState)
         # A search among the listed candidates is cheap, and always needed: for a due evaluation, for the next step's
         # lists, which follow the k largest wherever the threshold is, and to notice a threshold that selects too many.

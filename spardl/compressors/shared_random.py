@@ -52,7 +52,7 @@ class SharedChoice(Budget, DenseCompressor):
         """
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of values that are summed: one sum holds those of all parts."""
+        """Returns a list of one number, because the values of all parts are summed together."""
         return [self.count(context)]
 
     def rounds(self, accumulated: Accumulator, context: Context, total: Total, state: State) -> Program[Sum]:

@@ -49,7 +49,7 @@ class TernGrad(CodeCompressor):
 
     @property
     def own_mass(self) -> Mass:
-        """What happens to the rounding errors: without clipping, they are zero on average."""
+        """``Mass.CLIPPED``; without clipping ``Mass.UNBIASED``: rounding errors are zero on average."""
         return Mass.UNBIASED if self.clip is None else self.mass
 
     def __post_init__(self) -> None:

@@ -1,9 +1,10 @@
 """Redistribution of saved residuals when the world size changes.
 
-Each old residual has owners among the new workers: all new ranks that are equal to the old rank modulo the old world
-size or, if the world size shrinks below it, the old rank modulo the new world size. The owners take turns with its
-entries. Every entry of every old residual thus goes to exactly one new worker, unchanged. The sum over all workers is
-bit-identical if workers join, and equal up to the rounding of one addition if workers leave and residuals are added.
+Each old residual has *owners* among the new workers: the new ranks r with ``r % old_size == old_rank``. If there are
+none, because the world size shrinks, the owner is rank ``old_rank % new_size``. The m owners of a residual take turns:
+the first one takes entries 0, m, 2m, ..., the second one entries 1, m + 1, .... Every entry of every old residual thus
+goes to exactly one new worker, unchanged. If workers join, the sum over all workers keeps its bits. If workers leave,
+some residuals are added, and the sum is equal up to the rounding of this addition.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ __all__ = ["owners", "redistribute", "sources"]
 
 
 def owners(rank: int, before: int, now: int) -> list[int]:
-    """Returns the new workers that share the residual of an old worker.
+    """Returns the owners of an old worker's residual: the new workers that share its entries.
 
     Args:
         rank: Rank of the old worker.
@@ -32,12 +33,15 @@ def owners(rank: int, before: int, now: int) -> list[int]:
 
 
 def sources(worker: Worker, before: int) -> list[int]:
-    """Returns the old ranks (at least one) whose residuals ``worker`` takes entries from, of ``before`` old workers."""
+    """Returns the old ranks, at least one, whose residuals ``worker`` owns a part of.
+
+    The number of old workers is ``before``.
+    """
     return [rank for rank in range(before) if worker.rank in owners(rank, before, worker.size)]
 
 
 def redistribute(vectors: Sequence[Tensor], worker: Worker, before: int, into: Tensor) -> None:
-    """Writes a new worker's part of the vectors of old workers.
+    """Sums the entries of old workers' vectors that a new worker owns; all other entries become zero.
 
     Args:
         vectors: Vectors of ``sources(worker, before)``, in that order, shape (n,) each.

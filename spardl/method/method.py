@@ -52,13 +52,15 @@ class MethodState:
     Attributes:
         layout: Shapes and positions of the tensors in the gradient; not saved.
         memory: Residual between steps; residual plus gradient within a step, shape (n,).
-        moments: Running means of the worker's gradients, shape (n,) each, if momentum is applied before compression.
+        moments: Running means of the worker's gradients, shape (n,) each; empty unless momentum is applied before
+            compression.
         compression: State of the compressor.
         communication: State of the communicator.
         step: Number of finished synchronizations, dense warm-up included.
-        refused: Number of steps in which a gradient was skipped because of a NaN or an infinity, or a sum of finite
-            numbers was clipped because it overflowed.
-        refused_last: Last of these steps, counted from 1; 0 if there was none since the state was created. Not saved.
+        refused: Number of steps in which a gradient was skipped because of a NaN or an infinity, or in which a sum of
+            finite numbers overflowed and was clipped.
+        refused_last: Number of the last such step, counted from 1; 0 if there was none since the state was created. Not
+            saved.
         overflowed: Whether the last average was clipped; equal on all workers.
         candidates: Positions among which the largest entries of the memory are searched; not saved, since no result
             depends on them.
@@ -83,7 +85,7 @@ class MethodState:
     late: LateConditions = field(default_factory=LateConditions)
 
     def refuse(self) -> None:
-        """Counts the current step as one with a skipped or clipped gradient, at most once."""
+        """Counts the current step in ``refused``; further calls in the same step change nothing."""
         self._refuse_in(self.step + 1)
 
     def _refuse_in(self, step: int) -> None:
@@ -92,7 +94,7 @@ class MethodState:
             self.refused_last = step
 
     def send_conditions(self, total: Tensor | None) -> None:
-        """Ends a step on a GPU: starts the copy of all ``conditions`` to the host.
+        """Ends a step on a GPU: starts the copy of all ``conditions`` to the host, which ``catch_up`` reads later.
 
         Args:
             total: Scalar bool tensor on the GPU: whether the average is finite without clipping; ``None`` if it is
@@ -120,11 +122,11 @@ class MethodState:
                 self.overflowed = not values[-1]
 
     def change(self, factor: float = 1.0, more: Tensor | None = None) -> None:
-        """Rescales the residual and the moments between two steps, and adds a vector to the residual.
+        """Adds a vector to the residual, then rescales residual and moments; called between two steps.
 
         Args:
-            factor: Factor that multiplies everything in the unit of gradients.
-            more: Finite vector to add to the residual, shape (n,).
+            factor: Factor for all values in the unit of gradients: residual, velocity, and states of the parts.
+            more: Finite vector to add to the residual before it is rescaled, shape (n,); ``None`` for none.
         """
         self.catch_up()
         if more is not None:
@@ -140,7 +142,7 @@ class MethodState:
         self.candidates = Candidates()
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state as plain data; residual and moments are shared, not copied."""
+        """Returns the state as a dict of plain data, whose residual and moments share memory with this state."""
         self.catch_up()
         more = {"variance": self.moments.variance, "updates": self.moments.updates}
         return {
@@ -219,10 +221,11 @@ class MethodState:
         self.bound, self.moments.bound, self.refused_last = Bound(), Bound(), 0
 
     def adopt(self, parts: Sequence[Mapping[str, Any]], worker: Worker, before: int) -> None:
-        """Takes over states that another number of workers saved; compressor and communicator start with new states.
+        """Loads states that a run with another number of workers saved, except those of compressor and communicator.
 
         Args:
-            parts: Results of ``state_dict`` of the old workers ``sources(worker, before)``, in that order.
+            parts: Results of ``state_dict`` on the old ranks ``spardl.method.elastic.sources(worker, before)``, in that
+                order.
             worker: Worker that owns this state.
             before: Number of workers that saved the states.
 
@@ -319,7 +322,7 @@ class Method:
         return state
 
     def state_in(self, layout: Layout, memory: Tensor, moments: Moments) -> MethodState:
-        """Returns an initial state that uses given tensors, for example slices of longer vectors.
+        """Returns an initial state that uses given tensors, for example views of parts of longer vectors.
 
         Args:
             layout: Shapes and positions of the tensors in the gradient.
@@ -327,7 +330,7 @@ class Method:
             moments: Moments of the worker's gradients, as made by ``momentum.init_moments``.
 
         Returns:
-            The state, which shares the memory of both.
+            A state that uses these tensors without copying them.
         """
         return MethodState(
             layout=layout,
@@ -338,14 +341,17 @@ class Method:
         )
 
     def cost(self, context: Context) -> Cost:
-        """Returns the cost of one synchronization in ``context`` after the dense warm-up: bounds for every worker."""
+        """Returns the cost of one compressed synchronization in ``context``, as bounds that hold for every worker."""
         cost = self.communicator.cost(context, self.compressor)
         step = context.step + self.warmup.steps
         more = self.momentum.measure_cost(context.worker, context.layout.length, step)
         return cost if more is None else Cost.total([cost, more])
 
     def published_cost(self, context: Context) -> Cost:
-        """Returns the paper's cost of one synchronization in ``context``, which may be the mean over all workers."""
+        """Returns the cost of one synchronization in ``context`` by the paper's formula.
+
+        For some communicators, this is the mean over all workers.
+        """
         return self.communicator.published_cost(context, self.compressor)
 
     def word_bytes(self, context: Context, dtype: torch.dtype = torch.float32) -> float:
@@ -360,7 +366,7 @@ class Method:
         return form.size(Slot(count, length)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
-        """Returns the published costs of a synchronization in ``context``: of its half before, and after, the boundary.
+        """Returns the published costs of a synchronization in ``context``: of its reduce-scatter, and its all-gather.
 
         Raises:
             ConfigError: If a synchronization of this method cannot pause in the middle.
@@ -392,10 +398,10 @@ class Method:
             )
 
     def check_shards(self) -> None:
-        """Checks that the sums that workers hold at the boundary are final.
+        """Checks that sums are final after the reduce-scatter, so that their norm can be computed then.
 
         Raises:
-            ConfigError: If the method changes the sums after the boundary.
+            ConfigError: If the method changes the sums after the all-gather.
         """
         if self.residual.rescales:
             raise ConfigError(
@@ -404,11 +410,13 @@ class Method:
             )
 
     def shard(self, boundary: Boundary, worker: Worker, state: MethodState) -> Tensor:
-        """Returns the entries of the average that a worker holds at the boundary; each entry is held by one worker.
+        """Returns the entries of the average that a worker holds after the reduce-scatter.
+
+        Each entry is held by exactly one worker.
 
         Args:
-            boundary: Boundary (end of the reduce-scatter) that the worker's program yielded.
-            worker: Worker whose program it is.
+            boundary: Annotation that the worker's program yielded at the end of the reduce-scatter.
+            worker: Worker that runs this program.
             state: State of that worker.
 
         Returns:
@@ -429,8 +437,8 @@ class Method:
         """Adds a worker's gradient to its residual.
 
         A gradient with a NaN or an infinity is skipped if the method selects entries, or keeps a residual or a
-        velocity. Dense sums pass it on, as in torch. If a finite gradient and the residual overflow, the entry is
-        clipped to the largest finite number.
+        velocity. Dense sums pass it on, as in torch. Where the sum of a finite gradient and the residual overflows, the
+        entry is clipped to the largest finite number.
 
         Args:
             gradient: Gradient of the worker, shape (n,).
@@ -495,10 +503,10 @@ class Method:
         return self.residual.remembers or self.momentum.remembers
 
     def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
-        """Averages the accumulated gradients of all workers; this generator is the program of one of them.
+        """Averages the accumulated gradients of all workers; a program (generator) that every worker runs.
 
         Args:
-            worker: Worker whose program this is.
+            worker: Worker that runs this generator.
             state: State of that worker, after ``accumulate``.
             into: Tensor that a dense average is written to, shape (n,), with the dtype of the residual; may be the
                 gradient.
@@ -506,8 +514,8 @@ class Method:
         Returns:
             The average, sparse or dense, bit-identical on every worker. A dense average may share the memory of
             ``state`` or be ``into``: use it before the next step. A sum that overflows is clipped to the largest finite
-            number before it is divided; without residual and moments, a dense one becomes infinite, as in plain
-            training.
+            number before it is divided. Only a dense sum of a method without residual and moments becomes infinite, as
+            in plain training.
         """
         yield Step(state.step + 1)
         if self.momentum.measures:

@@ -3,7 +3,8 @@
 Either the optimizer applies them to the average, or each worker applies them to its own gradient before compression.
 
 Source: Lin et al., Deep Gradient Compression, ICLR 2018, section 3.2 (momentum correction, momentum factor
-masking); Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (the axis).
+masking); Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (comparison of momentum
+before and after averaging).
 """
 
 from __future__ import annotations
@@ -44,14 +45,16 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Spread:
-    """How much longer the workers' updates are than their average (the noise), measured on a sample of entries.
+    """How much longer the workers' updates are than their average, measured on a sample of entries.
 
-    Equal on all workers.
+    The ratio of the two lengths is 1 if all workers compute the same update, and grows with the noise of the gradients.
+    All workers store the same values.
 
     Attributes:
-        own: Running sum of the workers' mean squared updates, over the sampled entries.
-        common: Running sum of squares of the averaged update, with the same weights.
-        workers: Number of compared workers.
+        own: Sum of squares of the sampled entries, averaged over the workers, and summed over all measurements with a
+            decay.
+        common: Sum of squares of the sampled entries of the averaged update, summed with the same decay.
+        workers: Number of workers that were compared.
     """
 
     own: float = 0.0
@@ -60,7 +63,10 @@ class Spread:
 
     @property
     def factor(self) -> float:
-        """Root mean square of the workers' updates / root mean square of their average, between 1 and sqrt(workers)."""
+        """Ratio of the length of the workers' updates to that of their average, a factor from 1 to sqrt(workers).
+
+        It is 1 before the first measurement.
+        """
         if not self.common:
             return 1.0
         return math.sqrt(min(max(self.own / self.common, 1.0), float(self.workers)))
@@ -77,18 +83,18 @@ class Spread:
 
     @classmethod
     def pooled(cls, spreads: Iterable[Spread]) -> Spread:
-        """Combines the ``spreads`` of several buckets of the same workers."""
+        """Returns the joint spread of several buckets of the same workers, from the ``spreads`` of the buckets."""
         found = list(spreads)
         own, common = (math.fsum(getattr(each, name) for each in found) for name in ("own", "common"))
         return cls(own, common, max((each.workers for each in found), default=1))
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the attributes as plain data."""
+        """Returns the attributes by name, as plain numbers."""
         return asdict(self)
 
 
 class Matrix(NamedTuple):
-    """A parameter with two dimensions inside a flat gradient, whose update is computed from all of its entries.
+    """Position and shape, in a flat gradient, of a two-dimensional parameter that Muon updates as one matrix.
 
     Attributes:
         start: Position of its first entry in the gradient.
@@ -108,19 +114,21 @@ class Matrix(NamedTuple):
 
 @dataclass
 class Moments:
-    """Running means of one worker's gradients, as an optimizer keeps them. *Their scale* is a loss scale.
+    """Running means of one worker's gradients, as an optimizer keeps them.
+
+    With a GradScaler, gradients are multiplied by a loss scale: the velocity includes it, the variance does not.
 
     Attributes:
-        velocity: Running mean of the gradients, in their scale, shape (n,); empty if the rule keeps none.
-        variance: Running mean of the squared gradients, without their scale, shape (n,); empty if the rule keeps none.
-            The entries of Muon's matrices are running means of the gradients themselves, without their scale.
+        velocity: Running mean of the gradients, times the loss scale, shape (n,); empty if the rule keeps none.
+        variance: Running mean of the squared gradients, without the loss scale, shape (n,); empty if the rule keeps
+            none. For Muon's matrices, it holds running means of the gradients themselves, also without the loss scale.
         updates: Number of gradients that the variance has averaged.
         spread: Spread of the workers' updates, if it is measured.
         matrices: Parameters that Muon updates, in the order of their positions.
         scale: Loss scale that the next gradient is multiplied by. This and the following attributes are not saved.
         bound: Upper bound of the magnitudes in the velocity.
         step: Number of the synchronization that the next gradient belongs to.
-        sample: Entries of the last update, shape (m,), if workers are about to compare them.
+        sample: Entries of the last update, shape (m,), if workers are about to compare them; otherwise ``None``.
     """
 
     velocity: Tensor = field(default_factory=lambda: torch.empty(0))
@@ -145,8 +153,8 @@ class Momentum(ABC):
         name: Name of the rule in configurations.
         remembers: Whether each worker keeps moments of its gradients.
         masks: Whether the velocity is reset at sent entries.
-        moved: Whether the rule is a local update. It then replaces the state of an optimizer, which only applies
-            averages, and gradient clipping limits the norm of each worker's own gradient.
+        moved: Whether the rule is a local update: each worker computes the optimizer's update before compression. The
+            optimizer itself then only applies averages, and gradient clipping limits each worker's own gradient.
     """
 
     name: ClassVar[str]
@@ -156,12 +164,12 @@ class Momentum(ABC):
 
     @property
     def decay(self) -> float:
-        """Multiple of the weights that each worker adds to its gradient before compression."""
+        """Weight decay before compression: the multiple of the weights that each worker adds to its gradient."""
         return 0.0
 
     @property
     def measures(self) -> bool:
-        """Whether workers exchange a sample of their updates."""
+        """Whether workers exchange samples of their updates to measure ``Moments.spread``."""
         return False
 
     def init_moments(self, like: Tensor) -> Moments:
@@ -194,11 +202,13 @@ class Momentum(ABC):
         return peak, False
 
     def measure(self, worker: Worker, moments: Moments) -> Program[None]:
-        """Compares the last updates of all workers, as the program of one worker; called only if ``measures``.
+        """Compares the last updates of all workers and updates ``moments.spread``; called only if ``measures``.
+
+        This is a generator that requests the messages of one worker (see ``spardl.protocol.programs``).
 
         Args:
-            worker: Worker whose program this is.
-            moments: Moments of the worker, changed in place, equally on all workers.
+            worker: Worker that runs this generator.
+            moments: Moments of the worker; their ``spread`` changes equally on all workers.
 
         Returns:
             Nothing.
@@ -209,7 +219,7 @@ class Momentum(ABC):
         """Returns the communication cost of ``measure``.
 
         Args:
-            worker: Worker whose program ``measure`` is.
+            worker: Worker that runs ``measure``.
             length: Number of entries of the gradient.
             step: Number of the synchronization, dense warm-up included.
 
@@ -241,15 +251,16 @@ class OptimizerMomentum(Momentum):
 
 @dataclass(frozen=True)
 class AutoMomentum(OptimizerMomentum):
-    """Placeholder: ``spardl.method.moving`` replaces it by a local form of the optimizer's momentum, if that is known.
+    """Placeholder that ``spardl.method.moving.resolve_momentum`` replaces by the rule that matches the optimizer.
 
     Args:
-        beta2: Decay rate of Adam's squared gradients, a share; ``None`` uses that of the optimizer, at most 0.99 if
-            ``scope=auto`` selects a share of each chunk, otherwise 0.95.
-        update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`. ``None`` is
-            ``measured`` in handles if Adam or AdamW is the only kind of optimizer, otherwise ``none``.
-        factor: Momentum factor of SGD's updates, a share of at most the optimizer's; ``None`` uses the optimizer's.
-            With a smaller factor, updates are multiplied by a gain; see :class:`SgdMomentum`.
+        beta2: Adam's beta2 on each worker, a share; ``None`` uses the optimizer's, but at most 0.99 if ``scope=auto``
+            means chunks, and at most 0.95 otherwise.
+        update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`. ``None`` means
+            ``measured`` in handles (``attach`` and others) with Adam or AdamW but without Muon, otherwise ``none``.
+        factor: Momentum factor of SGD's updates (a share), at most the optimizer's; ``None`` uses the optimizer's, or a
+            smaller one where ``resolve_momentum`` says so. With a smaller factor, updates are multiplied by a gain;
+            see :class:`SgdMomentum`.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -272,7 +283,7 @@ class AutoMomentum(OptimizerMomentum):
 
 @dataclass(frozen=True)
 class LocalMomentum(Momentum):
-    """Each worker compresses a momentum of its gradient; the optimizer must have no momentum.
+    """Each worker compresses the momentum of its own gradients; the optimizer must have no momentum.
 
     Args:
         factor: Share of the velocity that remains in the next step.
@@ -306,7 +317,10 @@ class LocalMomentum(Momentum):
         return Moments(torch.zeros_like(like), like.new_empty(0))
 
     def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
-        """Updates the velocity to factor * velocity + gradient, and returns it."""
+        """Updates the velocity to factor * velocity + gradient.
+
+        Returns the velocity itself, or gradient + factor * velocity with Nesterov momentum.
+        """
         velocity = moments.velocity
         velocity.mul_(self.factor).add_(gradient)
         return torch.add(gradient, velocity, alpha=self.factor) if self.nesterov else velocity
@@ -324,8 +338,8 @@ class LocalMomentum(Momentum):
 class CorrectedMomentum(LocalMomentum):
     """Momentum correction with factor masking; the arguments are those of :class:`LocalMomentum`.
 
-    An entry that is sent late has accumulated momentum while it waited. Resetting the velocity of sent entries stops
-    this stale momentum.
+    Momentum correction: each worker compresses its velocity instead of its gradient. Factor masking: the velocity of an
+    entry is reset once the entry is sent, because it contains old gradients if the entry has waited in the residual.
     """
 
     name = "corrected"
@@ -336,9 +350,9 @@ class CorrectedMomentum(LocalMomentum):
 class SgdMomentum(LocalMomentum):
     """Each worker compresses the update of torch's SGD, with momentum and the weight decay of the optimizer.
 
-    Entries that wait in the residual for several steps already sum up gradients as momentum does, and momentum adds to
-    their delay. A smaller ``factor`` than that of the optimizer shortens the delay. ``gain = (1 - factor) / (1 -
-    momentum of the optimizer)`` then keeps the total change that one gradient causes.
+    An entry that waits in the residual sums up the gradients of several steps, as momentum does, and momentum adds to
+    the delay. A smaller ``factor`` than that of the optimizer shortens the delay. The total change of the weights that
+    one gradient causes stays the same with ``gain = (1 - factor) / (1 - momentum of the optimizer)``.
 
     Args:
         factor: Share of the velocity that remains in the next step.
@@ -470,7 +484,7 @@ class AdamMomentum(Momentum):
     def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
         """Returns first moment / (root of second moment + eps), bias-corrected, times the measured factor.
 
-        The update has the scale of the gradient.
+        The update is multiplied by the same loss scale as the gradient.
         """
         moments.updates += 1
         wide = gradient.to(moments.variance.dtype)
@@ -504,7 +518,7 @@ class AdamMomentum(Momentum):
         """Exchanges samples of the updates, from which all workers compute the same factor for the next steps.
 
         Args:
-            worker: Worker whose program this is.
+            worker: Worker that runs this generator.
             moments: Moments of the worker; their ``spread`` changes equally on all workers.
 
         Returns:
@@ -532,7 +546,7 @@ class AdamMomentum(Momentum):
         return Cost(Bounds.exactly(log2_ceil(worker.size)), Bounds.exactly(words))
 
     def bound(self, applied: Tensor, peak: float, moments: Moments) -> tuple[float, bool]:
-        """Reads all of ``applied``, since an update can be larger or smaller than the gradient."""
+        """Computes the bound from all entries of ``applied``, because updates and gradients have different sizes."""
         moments.bound.value = max(moments.bound.value, peak)
         found = largest_magnitude([applied])
         if math.isfinite(found):

@@ -147,17 +147,18 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         method: Method; returned unchanged unless its momentum is ``auto``.
         optimizer: Optimizer that applies the averages, or several optimizers of different parameters; without one,
             ``momentum=auto`` becomes ``momentum=optimizer``.
-        for_handle: Whether to use the defaults of handles (``attach``), which suit the learning rate of dense training.
-            SGD's momentum then becomes at most 0.5, with a gain, if the largest entries are sent at a density of at
-            most 10%, unless ``factor`` is set. Adam's updates are multiplied by the measured factor, unless
-            ``update_scale`` is set. The trainer passes false, so that earlier runs stay reproducible.
+        for_handle: Whether to use the defaults of handles (``attach`` and others), which keep the learning rate of
+            dense training suitable. For SGD, if ``TopK`` sends at most 10% of the entries and the method has a
+            residual, the momentum factor then becomes at most 0.5 and updates are multiplied by a gain, unless
+            ``factor`` is set. Adam's updates are multiplied by the measured factor, unless ``update_scale`` is set. The
+            trainer passes false, so that earlier runs stay reproducible.
 
     Returns:
         The method with the resolved momentum. For SGD, each worker applies SGD's momentum, or a smaller factor with a
-        gain. For Adam, each worker keeps only the second moment. Its decay rate is at most 0.99 if ``scope=auto``
-        becomes a share of each chunk, and 0.95 otherwise, unless ``beta2`` is set. The residual is multiplied by 0.98
-        in each step, unless its decay is set. For Muon, each worker applies all of Muon to its matrices, with the same
-        scope and decay.
+        gain. For Adam, each worker keeps only the second moment: with the optimizer's beta2, but at most 0.99 if
+        ``scope=auto`` means chunks, and at most 0.95 otherwise, unless ``beta2`` is set. The residual is multiplied by
+        0.98 in each step, unless its decay is set. For Muon, each worker applies all of Muon to its matrices; scope and
+        residual decay are those for Adam.
 
     Raises:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
@@ -214,7 +215,7 @@ def _kinds(optimizers: Sequence[torch.optim.Optimizer]) -> str:
 
 
 def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) -> str | None:
-    """Checks whether both the compressor, whose averages are running means, and the optimizer apply momentum.
+    """Returns a warning if momentum is applied twice: by a compressor that averages running means, and the optimizer.
 
     Args:
         method: Method that averages gradients.
@@ -239,7 +240,7 @@ def double_momentum_warning(method: Method, optimizer: torch.optim.Optimizer) ->
 
 
 def low_density_warning(method: Method) -> str | None:
-    """Checks whether a method sends too few entries of Muon's updates.
+    """Returns a warning if a method that compresses Muon's updates sends too few of their entries.
 
     Args:
         method: Method with a resolved momentum.
@@ -259,7 +260,7 @@ def low_density_warning(method: Method) -> str | None:
 
 
 def check_local_update(momentum: Momentum, optimizer: torch.optim.Optimizer) -> None:
-    """Checks that a local update replaces the momentum of an optimizer.
+    """Checks that a local update matches the optimizer whose momentum it is to replace.
 
     Args:
         momentum: Local update of the method.
@@ -277,7 +278,7 @@ def check_local_update(momentum: Momentum, optimizer: torch.optim.Optimizer) -> 
 
 
 def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
-    """Returns the local update that computes the momentum of an optimizer.
+    """Returns the local update for an optimizer: the rule with which workers compute its updates themselves.
 
     Args:
         optimizer: SGD, Adam, AdamW or Muon of torch.
@@ -309,7 +310,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
 
 
 def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
-    """Returns one local update that computes the momentum of several optimizers of different parameters.
+    """Returns one local update for several optimizers of different parameters.
 
     Args:
         optimizers: At least one optimizer: any number of one kind, or Muon and Adam or AdamW.
@@ -355,8 +356,8 @@ def step_size(optimizer: torch.optim.Optimizer, group: _Group, parameter: Tensor
         parameter: Parameter of the group, of any shape.
 
     Returns:
-        The learning rate. For Muon it depends on the shape, and suits updates whose entries have a root mean square of
-        1.
+        The learning rate. For Muon it depends on the parameter's shape, and is meant for updates whose entries have a
+        root mean square of 1.
     """
     rate = float(group["lr"])
     if type(optimizer) is not _MUON or not parameter.numel():
@@ -384,7 +385,7 @@ class ConvertedMoments(NamedTuple):
 
     Attributes:
         velocity: Running mean of the gradients, shape (n,).
-        variance: Running mean of the squared gradients, shape (n,); of the gradients for a matrix of Muon.
+        variance: Running mean of the squared gradients or, for a matrix of Muon, of the gradients; shape (n,).
     """
 
     velocity: Tensor
@@ -407,8 +408,9 @@ def convert_moments(
 ) -> ConvertedMoments | None:
     """Converts the state of an optimizer for one parameter into moments of a worker, to continue training.
 
-    A running mean with share ``b`` after ``t`` steps estimates ``mean / (1 - b**t)``. The worker may use another share,
-    and has one step count for all parameters; the conversion keeps each estimate.
+    A running mean ``m`` with decay rate ``b`` estimates, after ``t`` steps, a mean of ``m / (1 - b**t)``. The worker
+    may use another decay rate, and has one step count for all parameters, so the moments are scaled to keep each
+    estimate.
 
     Args:
         momentum: Local update of the workers, for this kind of optimizer.

@@ -3,9 +3,9 @@
 Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; Liu et al., Muon is Scalable for
 LLM Training, arXiv 2502.16982 (learning rates by shape). The arithmetic is that of ``torch.optim.Muon``.
 
-An orthogonal matrix of shape (a, b) has entries of size 1 / sqrt(max(a, b)), an update of Adam entries of size 1.
-Compressors compare all entries of a bucket, so updates of matrices are multiplied by sqrt(max(a, b)) before
-compression, and divided by it in the optimizer's step.
+The entries of an orthogonal matrix of shape (a, b) have a magnitude of about 1 / sqrt(max(a, b)), those of an update of
+Adam a magnitude of about 1. Compressors compare all entries of a bucket with each other. Updates of matrices are
+therefore multiplied by sqrt(max(a, b)) before compression, and divided by it in the optimizer's step.
 """
 
 from __future__ import annotations
@@ -60,15 +60,15 @@ def entry_size(rows: int, columns: int) -> float:
 
 @dataclass(frozen=True)
 class MuonMomentum(AdamMomentum):
-    """Each worker compresses Muon's update of its matrices, and Adam's of its other parameters.
+    """Each worker compresses Muon's updates of matrices, and Adam's updates of all other parameters.
 
-    ``Moments.matrices`` lists the matrices. Updates of matrices are rescaled so that their entries have a root mean
-    square of 1, like those of Adam.
+    The matrices are those in ``Moments.matrices``. Their updates are rescaled so that the entries have a root mean
+    square of 1, as in updates of Adam.
 
     Args:
         betas: Decay rates of Adam's moments, shares; the first must be 0.
         eps: Constant added to the root of Adam's second moment.
-        update_scale: Factor that multiplies all updates; see :class:`AdamMomentum`.
+        update_scale: Factor that multiplies all updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
         factor: Share of a matrix's momentum that remains in the next step.
         nesterov: Whether to use Nesterov momentum for matrices.
         coefficients: Coefficients of x, x^3 and x^5 in the polynomial of the Newton-Schulz iteration.

@@ -1,4 +1,8 @@
-"""Checks that all workers have equal settings, and that a saved state belongs to the worker that loads it."""
+"""Checks that all workers have equal settings, and that a saved state belongs to the worker that loads it.
+
+Functions that return a ``Program`` are generators that request the messages of one worker (see
+``spardl.protocol.programs``).
+"""
 
 from __future__ import annotations
 
@@ -42,10 +46,10 @@ __all__ = [
 
 
 def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> Program[None]:
-    """Compares the settings of all workers; this generator is the program of one of them.
+    """Compares the settings of all workers; a generator that every worker runs.
 
     Args:
-        worker: Worker whose program this is.
+        worker: Worker that runs this generator.
         facts: Settings of the worker by name; the first difference is reported.
         device: Device of the messages.
 
@@ -64,10 +68,10 @@ def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> P
 def compare_if_loaded(
     worker: Worker, loaded: bool, facts: Callable[[], Mapping[str, str]], device: torch.device
 ) -> Program[None]:
-    """Compares the settings of all workers if one has loaded a state; this generator is the program of one worker.
+    """Compares the settings of all workers if any worker has loaded a state; a generator that every worker runs.
 
     Args:
-        worker: Worker whose program this is.
+        worker: Worker that runs this generator.
         loaded: Whether this worker has loaded a state since the last comparison.
         facts: Callback that returns the settings of this worker.
         device: Device of the messages.
@@ -121,13 +125,16 @@ def method_settings(method: Method) -> dict[str, str]:
 
 
 def shapes_of(names: Sequence[str], parameters: Sequence[Tensor]) -> dict[str, str]:
-    """Returns dtype and shape of each of the ``parameters`` as text; keys hold its number and its name in ``names``."""
+    """Returns dtype and shape of each of the ``parameters`` as text.
+
+    Each key contains the number of the parameter, and its name from ``names``.
+    """
     pairs = enumerate(zip(names, parameters, strict=True))
     return {f"parameter {number} ({name})": kind_of(parameter) for number, (name, parameter) in pairs}
 
 
 def kind_of(tensor: Tensor) -> str:
-    """Returns dtype and shape of ``tensor``, of any shape, as text."""
+    """Returns dtype and shape of ``tensor``, of any shape, as text such as ``float32 (2, 3)``."""
     return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
 
 
@@ -163,7 +170,7 @@ _OPTIONAL_KEYS = frozenset({"spread"})
 
 
 def owner_of(method: Method, rank: int, workers: int) -> dict[str, Any]:
-    """Describes the worker that owns a state.
+    """Describes the worker and the method that a state belongs to.
 
     Args:
         method: Method that the state belongs to; its options may differ when the state is loaded.
@@ -183,7 +190,7 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
     Args:
         values: Saved state.
         mine: Expected owner, as described by ``owner_of``.
-        holds: Key by which states of this kind of handle are recognized.
+        holds: Key that only states of this kind of handle contain.
 
     Raises:
         ConfigError: If the state belongs to another worker, method or kind of handle.

@@ -81,7 +81,7 @@ MOMENTUM_OPTIONS: Mapping[str, _MomentumOption] = MappingProxyType(
 
 @dataclass(frozen=True)
 class Recipe:
-    """The parts of a method and their default options; calling it with options makes the method.
+    """The parts of a method and their default options; calling a recipe with options returns a :class:`Method`.
 
     Args:
         compressor: Compressor of each worker's gradient.
@@ -91,8 +91,9 @@ class Recipe:
         dense_steps: Default number of uncompressed (dense) synchronizations at the beginning.
         compressor_options: Options that differ from the defaults of the compressor.
         communicator_options: Options that differ from the defaults of the communicator.
-        faster: Faster communicator for handles, by name; see :class:`Combination`.
-        muon_options: Options that replace the defaults if Muon's updates are compressed; see :class:`Combination`.
+        faster: Name of a faster communicator, which sums in another order. Handles (``attach`` and others) use it
+            unless the caller names a communicator; ``None`` if there is none.
+        muon_options: Options that replace the defaults in handles whose ``optimizer=`` contains Muon.
     """
 
     compressor: type[Compressor]
@@ -107,7 +108,7 @@ class Recipe:
 
     @classmethod
     def of(cls, declared: Combination) -> Recipe:
-        """Makes the recipe of a ``declared`` method, whose parts are given by name.
+        """Returns the recipe of a ``declared`` method: looks up the classes of the parts that it names.
 
         Raises:
             ConfigError: If a part does not exist.
@@ -147,16 +148,18 @@ class Recipe:
             wire: Number format of the values in sparse messages: ``exact``, ``float32``, ``bfloat16``, ``float16``,
                 ``int8``, ``int4`` or ``int2``; see :class:`Wire`.
             dense_steps: Number of uncompressed (dense) steps at the beginning; ``None`` uses that of the method.
-            momentum_factor: Share of each worker's velocity that remains in the next step, at least 0 and below 1, for
-                methods with momentum before compression: ``dgc``, and others if ``optimizer=`` is SGD, where it is at
-                most the optimizer's momentum and updates grow to compensate (:class:`SgdMomentum`); ``None`` uses the
-                default of the rule. Not to be confused with ``factor``, an option of some compressors.
-            beta2: Decay rate of each worker's squared gradients, a share, if ``optimizer=`` is Adam or AdamW; ``None``
-                uses that of the optimizer, at most 0.99 if ``scope=auto`` selects a share of each chunk, otherwise
-                0.95.
-            update_scale: Factor that multiplies each worker's update if ``optimizer=`` is Adam or AdamW: ``none``, or
-                ``measured``, which makes the learning rate of dense training suitable; see :class:`AdamMomentum`.
-                ``None`` is ``measured`` in handles, and ``none`` with Muon.
+            momentum_factor: Momentum factor (share of the velocity that remains in the next step) that each worker
+                applies before compression, at least 0 and below 1. Only ``dgc`` and methods with ``momentum=auto``
+                accept it, the latter if ``optimizer=`` is SGD. There, it must not exceed the optimizer's momentum, and
+                a smaller value is compensated by larger updates (:class:`SgdMomentum`). ``None`` uses the default of
+                the momentum rule. Not to be confused with ``factor``, an option of some compressors.
+            beta2: Adam's beta2 (share of the running mean of squared gradients that remains in the next step) on each
+                worker, if ``optimizer=`` is Adam or AdamW. ``None`` uses the optimizer's, but at most 0.99 if
+                ``scope=auto`` means chunks, and at most 0.95 otherwise.
+            update_scale: Whether to multiply each worker's update by a factor if ``optimizer=`` is Adam or AdamW:
+                ``none`` does not; ``measured`` does, so that the learning rate of dense training is suitable (see
+                :class:`AdamMomentum`). ``None`` means ``measured`` in handles (``attach`` and others), but ``none``
+                with Muon.
             recipe: ``recommended`` (the library's default), or ``published``: as in the paper, with momentum in the
                 optimizer, after averaging.
             options: Options of the compressor and the communicator, such as ``density`` and ``teams``; an option that
@@ -264,7 +267,8 @@ def muon_defaults(recipe: Callable[..., Method], options: Mapping[str, Any]) -> 
         options: Options that the caller has set.
 
     Returns:
-        The options; empty if the caller has set one of them, or ``recipe=published``, which compresses gradients.
+        The options by name. Empty if the caller has set one of them, if ``recipe=published`` is set (it compresses
+        gradients, not updates), or if the method belongs to another package.
     """
     if not isinstance(recipe, Recipe) or options.get("recipe", RECIPES[0]) != RECIPES[0]:
         return {}
@@ -351,7 +355,11 @@ def _residual(rule: type[Residual], decay: float | None) -> Residual:
 
 
 def published(rule: type[Momentum]) -> type[Momentum]:
-    """Returns the momentum rule of ``recipe=published`` for ``rule``: papers keep momentum in the optimizer."""
+    """Returns the momentum rule that ``recipe=published`` uses instead of ``rule``.
+
+    This is ``OptimizerMomentum`` instead of ``momentum=auto``, because papers keep momentum in the optimizer; any other
+    rule is returned unchanged.
+    """
     return OptimizerMomentum if issubclass(rule, AutoMomentum) else rule
 
 
@@ -393,10 +401,10 @@ class Option(NamedTuple):
 
 
 def method_options(method: MethodName | str) -> list[Option]:
-    """Lists the options of a method, its characteristic ones first.
+    """Returns the options of a method: first those of its compressor and communicator, then those of all methods.
 
-    An option that both compressor and communicator have is listed twice, with the default of each; a value is passed to
-    both.
+    An option that both compressor and communicator have is listed twice, with the default of each. A value that the
+    caller sets is passed to both.
 
     Args:
         method: Name of a method, see ``method_names()``.

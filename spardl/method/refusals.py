@@ -57,7 +57,7 @@ class NonFiniteReports:
         return sum(self._counts)
 
     def learn(self, counts: Sequence[int]) -> None:
-        """Stores the exchanged ``counts``, one per rank."""
+        """Replaces the stored counts of all workers by the exchanged ``counts``, one per rank."""
         self._counts = list(counts)
 
     def notice(self, found: Mapping[int, NonFiniteCounts]) -> str | None:
@@ -67,7 +67,8 @@ class NonFiniteReports:
             found: New counts of some workers, by rank.
 
         Returns:
-            One line that names ranks and step, at the beginning of a burst or after large growth; otherwise ``None``.
+            One line that names ranks and step, if these are the first cases in 100 steps, or if the total has grown
+            tenfold since the last report; otherwise ``None``.
         """
         before = max(self._lasts)
         fresh = [rank for rank, each in found.items() if each.last > self._lasts[rank]]

@@ -7,9 +7,9 @@ collection):
 * *end-procedure*: an entry that this worker selected, but whose index is missing from the result.
 * *in-procedure*: an entry whose index is in the result, but which a worker dropped from a partial sum.
 
-LRES keeps the first kind, PRES the first two, GRES all three. Only GRES conserves mass if a communicator drops entries
-of partial sums; with a decay, no rule does. Compression errors of a whole vector (a low-rank approximation, a sign)
-have no positions: only LRES can keep them.
+LRES keeps the first kind, PRES the first two, GRES all three. If a communicator drops entries of partial sums, only
+GRES conserves mass: nothing is lost. With a decay, every rule loses something. Compression errors of a whole vector (a
+low-rank approximation, a sign) have no positions, so only LRES can keep them.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Residual(ABC):
 
         Args:
             total: Sparse sum over all workers.
-            parts: Ranges of the vector, and the number of entries that were sent of each.
+            parts: Ranges of the vector; ``k`` of each is the number of entries that were sent from it.
 
         Returns:
             The sparse vector to divide by P.
@@ -87,8 +87,8 @@ class Residual(ABC):
         """Converts the accumulated vector into the new residual, in place, after a synchronization.
 
         Args:
-            accumulated: Gradient plus residual, without the entries that the program sent, and with those that it
-                returned to this worker.
+            accumulated: Gradient plus residual, changed by the synchronization: entries that this worker selected are
+                removed, and entries that it dropped from partial sums are added.
             final: Indices of the final result: int64, shape (m,), strictly increasing.
         """
 
@@ -102,7 +102,7 @@ class NoResidual(Residual):
     def accumulate(
         self, memory: Tensor, gradient: Tensor | None, candidates: Candidates, *, clear: bool = False
     ) -> None:
-        """Replaces the memory by the gradient."""
+        """Overwrites the memory with the gradient, or with zeros in a step without one."""
         if gradient is None:
             memory.zero_()
         else:
@@ -112,14 +112,14 @@ class NoResidual(Residual):
         candidates.add(memory, None)
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Does nothing, since the next gradient overwrites the memory."""
+        """Does nothing, because the next gradient overwrites the memory."""
 
 
 class RescaledResidual(NoResidual):
     """Keeps no residual, and multiplies sent entries by n / k.
 
     This makes a random choice of k out of n entries unbiased (Foroutan Eghlidi and Jaggi, Sparse Communication
-    for Training Deep Networks, 2020, axis "error feedback off").
+    for Training Deep Networks, 2020, experiments without error feedback).
     """
 
     name = "rescaled"
@@ -128,7 +128,7 @@ class RescaledResidual(NoResidual):
     rescales = True
 
     def scale(self, total: SparseVector, parts: Sequence[Range]) -> SparseVector:
-        """Multiplies each entry by the length of its range / the number of entries sent of that range."""
+        """Multiplies each entry by n / k of its range: its length, divided by the number of entries sent from it."""
         device, dtype = total.indices.device, total.values.dtype
         ends = torch.tensor([part.stop for part in parts], dtype=torch.int64, device=device)
         factors = torch.tensor([(part.stop - part.start) / part.k for part in parts], dtype=dtype, device=device)
@@ -141,9 +141,9 @@ class ErrorFeedback(Residual):
     """Base class of the rules that keep a residual.
 
     Args:
-        decay: Share of the residual that is added to the next gradient. Very late entries thus fade: an unsent entry
-            accumulates at most 1 / (1 - decay) steps. ``None`` adds all of it, as published. SparseLoCo (Sarfi et al.,
-            arXiv 2508.15706) uses 0.95 per outer step.
+        decay: Share of the residual that is added to the next gradient, so that old gradients fade: an unsent entry
+            never exceeds 1 / (1 - decay) times the largest gradient. ``None`` adds the whole residual, as published.
+            SparseLoCo (Sarfi et al., arXiv 2508.15706) uses 0.95 per outer step.
 
     Raises:
         ConfigError: If ``decay`` is not between 0 and 1.
@@ -158,7 +158,7 @@ class ErrorFeedback(Residual):
     def accumulate(
         self, memory: Tensor, gradient: Tensor | None, candidates: Candidates, *, clear: bool = False
     ) -> None:
-        """Adds a gradient to the decayed residual, in place; see :class:`Residual`."""
+        """Multiplies the residual by ``decay``, if it is set, then adds the gradient, in place."""
         if self.decay is not None:
             memory.mul_(self.decay)
         super().accumulate(memory, gradient, candidates, clear=clear)
@@ -171,14 +171,14 @@ class LocalResidual(ErrorFeedback):
     name = "local"
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores gradient plus residual, with zeros where this worker selected an entry."""
+        """Restores gradient plus residual; of entries that this worker selected, only rounding errors remain."""
         accumulated.restore_unsettled(final, whole=True)
         accumulated.add_errors(final)
 
 
 @dataclass(frozen=True)
 class PartialResidual(ErrorFeedback):
-    """PRES: also keeps selected entries that are missing from the result, as Ok-Topk does.
+    """PRES: keeps unselected entries, and selected entries that are missing from the result, as Ok-Topk does.
 
     The argument is that of :class:`ErrorFeedback`.
     """
@@ -187,14 +187,14 @@ class PartialResidual(ErrorFeedback):
     needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores gradient plus residual, with zeros where this worker selected an entry that is in the result."""
+        """Restores gradient plus residual; of selected entries that are in the result, only rounding errors remain."""
         accumulated.restore_unsettled(final, whole=False)
         accumulated.add_errors(final)
 
 
 @dataclass(frozen=True)
 class GlobalResidual(ErrorFeedback):
-    """GRES: also keeps the entries that this worker dropped from partial sums, for indices in the result.
+    """GRES: keeps what PRES keeps, and what this worker dropped from partial sums at indices of the result.
 
     The argument is that of :class:`ErrorFeedback`.
     """
@@ -203,5 +203,5 @@ class GlobalResidual(ErrorFeedback):
     needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores gradient plus residual, except at the indices of the result."""
+        """Restores gradient plus residual, except at the indices of the result: there, only dropped parts remain."""
         accumulated.restore_others(final)

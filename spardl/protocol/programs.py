@@ -1,9 +1,10 @@
-"""Requests, costs, random seeds and state: the vocabulary of communication programs.
+"""Types that communication algorithms share: programs and their requests, costs, random seeds and states.
 
-An all-reduce algorithm is a generator (``Program``). It yields requests: an ``Exchange`` of messages, or a collective
-of the backend. It also yields annotations: ``Phase`` (what the following time is spent on), ``Boundary`` (the middle
-of the all-reduce) and ``Step`` (the step that follows). The generator is resumed with the tensors received. It uses no
-process group, socket or clock: a cluster drives it, and may suspend it at a boundary.
+An all-reduce algorithm is a *program*: a generator that each worker runs (``Program``). It yields requests: an
+``Exchange`` of messages, or a collective of the backend. It also yields annotations: ``Phase`` (what the following time
+is spent on), ``Boundary`` (the middle of the all-reduce) and ``Step`` (the step that follows). The generator is resumed
+with the tensors received. It uses no process group, socket or clock: a cluster drives it, and may suspend it at a
+boundary.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ class Combination:
         dense_steps: Number of dense synchronizations at the start.
         compressor_options: Options that differ from the compressor's defaults.
         communicator_options: Options that differ from the communicator's defaults.
-        faster: Name of a faster communicator that sums in another order; handles use it unless a communicator is given.
+        faster: Name of a faster communicator, which sums in another order. Handles (``attach`` and others) use it
+            unless the caller names a communicator; ``None`` if there is none.
         muon_options: Options that replace the defaults in handles whose ``optimizer=`` contains Muon.
     """
 
@@ -86,7 +88,11 @@ T = TypeVar("T")
 
 
 class Phase(Enum):
-    """Activities that the time of a worker is attributed to."""
+    """Activity that a worker spends the following time on.
+
+    Computing gradients, selecting entries, packing or unpacking messages, communicating, summing (merging) received
+    entries, updating weights, or waiting.
+    """
 
     COMPUTE = "compute"
     SELECT = "select"
@@ -159,9 +165,9 @@ class AllReduce:
 
 @dataclass(frozen=True, slots=True)
 class ReduceScatter:
-    """The first half of an all-reduce.
+    """The first half of an all-reduce over P workers.
 
-    The program is resumed with the summed chunk ``rank`` of ``tensor.tensor_split(P)``.
+    On each rank, the program is resumed with chunk ``rank`` of the sum, as divided by ``tensor.tensor_split(P)``.
 
     Attributes:
         tensor: Tensor of shape (m,).
@@ -172,10 +178,12 @@ class ReduceScatter:
 
 @dataclass(frozen=True, slots=True)
 class AllGather:
-    """The second half of an all-reduce, in place: gathers the chunks of ``tensor.tensor_split(P)`` from their workers.
+    """The second half of an all-reduce over P workers, in place.
+
+    Gathers the chunks of ``tensor.tensor_split(P)``: chunk r from rank r.
 
     Attributes:
-        tensor: Tensor of shape (m,).
+        tensor: Tensor of shape (m,), in which this worker's chunk is set.
     """
 
     tensor: Tensor
@@ -188,7 +196,7 @@ class Boundary:
     The rest of the program only distributes the sum, so it can wait until the sum is needed.
 
     Attributes:
-        shard: Entries of the sum that this worker holds; each entry is held by one worker.
+        shard: Entries of the sum that this worker holds, sparse or dense; each entry is held by one worker.
     """
 
     shard: Sum
@@ -273,7 +281,7 @@ class Context(NamedTuple):
 
 
 class Bounds(NamedTuple):
-    """Lower and upper bounds, over all workers, of a number that may not be known exactly in advance.
+    """Lower and upper bound, valid for all workers, of a number that may not be known exactly in advance.
 
     Attributes:
         low: Minimum number over all workers.
@@ -296,7 +304,7 @@ class Cost(NamedTuple):
     """Communication cost of one synchronization for one worker.
 
     Attributes:
-        rounds: Number of dependent exchanges.
+        rounds: Number of exchanges in sequence: each starts after the previous one.
         words: Number of words sent: one per index, value or count; 32 bits of codes are one word.
     """
 
@@ -319,13 +327,13 @@ def log2_ceil(count: int) -> int:
 
 
 def derive_seed(*parts: int | str) -> int:
-    """Derives a seed in [0, 2^63) from its purpose, as in ``derive_seed(seed, "order", epoch)``."""
+    """Returns a seed in [0, 2^63) that depends only on ``parts``, as in ``derive_seed(seed, "order", epoch)``."""
     digest = hashlib.sha256("/".join(map(str, parts)).encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
 def seeded_generator(*parts: int | str) -> torch.Generator:
-    """Creates a CPU generator seeded by ``derive_seed``: equal on all workers and after a restart.
+    """Creates a CPU generator seeded by ``derive_seed``, so that equal ``parts`` give equal numbers on all workers.
 
     Args:
         *parts: Purpose of the numbers, such as a seed, a step number, and a rank where workers should differ.
@@ -345,7 +353,10 @@ class State:
     """
 
     def rescale(self, factor: float) -> None:
-        """Adapts the state to gradients that are multiplied by ``factor`` from now on; replaces its tensors."""
+        """Adapts the state to gradients that are multiplied by ``factor`` from now on; does nothing by default.
+
+        Overrides replace tensors instead of changing them in place, because saved states may share their memory.
+        """
 
     def state_dict(self) -> dict[str, Any]:
         """Returns the fields by name. Tensors are shared, not copied."""
@@ -384,7 +395,7 @@ class State:
 
 
 def clone_data(values: Any) -> Any:
-    """Copies plain data so that its tensors share no memory with the original."""
+    """Returns a copy of plain data (nested dicts and lists), whose tensors share no memory with the original."""
     if isinstance(values, Tensor):
         return values.clone()
     if isinstance(values, Mapping):
@@ -395,7 +406,11 @@ def clone_data(values: Any) -> Any:
 
 
 def is_compatible(value: Any, mine: Any) -> bool:
-    """Returns whether a saved ``value`` can replace ``mine``: a number of the same kind, or an equal dtype."""
+    """Returns whether a saved ``value`` can replace ``mine``.
+
+    A tensor must have the same dtype and number of dimensions, any other value the same type; an int can replace a
+    float.
+    """
     if isinstance(mine, Tensor):
         # Sparse and meta tensors have no values that a field could hold.
         fits = isinstance(value, Tensor) and value.layout is torch.strided and not value.is_meta

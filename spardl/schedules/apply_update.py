@@ -52,13 +52,13 @@ def unwrap(optimizer: Any) -> Any:
 
 
 class Updater:
-    """Updates some of an optimizer's parameters, possibly later than the step was scheduled.
+    """Updates some of an optimizer's parameters, possibly later, with the settings of the step that they belong to.
 
     Args:
         optimizer: Optimizer of ``torch.optim``, or a compatible one, that updates each parameter independently.
 
     Attributes:
-        applying: Whether ``apply`` is running: hooks of the optimizer thus recognize its steps.
+        applying: Whether ``apply`` is running, so that hooks of the optimizer can tell its steps from the user's.
 
     Raises:
         ConfigError: If the optimizer needs all parameters at once.
@@ -80,7 +80,7 @@ class Updater:
         ]
 
     def apply(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Updates some parameters with their gradients and the saved settings."""
+        """Runs the optimizer's step on some ``parameters`` only, with the saved settings."""
         wanted = set(parameters)
         # The optimizer only has a step for all its groups, so restrict the groups during the step.
         self.applying = True
@@ -104,9 +104,9 @@ class Updater:
 class ApplyUpdate:
     """Makes every ``optimizer.step()`` compute ``weights = (1 - lr * decay) * weights - lr * average``.
 
-    Learning rate and decay come from the parameter group at the time of the step, so schedulers work as usual. The
-    decay is 0 where weight decay is part of the gradient (SGD, Adam), because it then passes through the moments. Muon
-    adjusts the learning rate of averages to the shape of each matrix.
+    Learning rate and decay come from the parameter group at the time of the step, so schedulers work as usual. For SGD
+    and Adam, the decay here is 0: their weight decay is part of the gradient, and each worker applies it before
+    compression. For Muon, the learning rate is adjusted to the shape of each matrix.
 
     Args:
         optimizer: Optimizer whose momentum a local update can replace. It keeps its state until ``free``.
@@ -139,7 +139,7 @@ class ApplyUpdate:
         optimizer: torch.optim.Optimizer | None,
         check: Callable[[list[nn.Parameter]], None] | None = None,
     ) -> ApplyUpdate | None:
-        """Creates the object; returns ``None`` without an optimizer, or if the optimizer keeps its own momentum.
+        """Creates an object for this optimizer; ``None`` without an optimizer, or if it applies its own momentum.
 
         Args:
             momentum: Momentum rule of the method.
@@ -192,7 +192,7 @@ class ApplyUpdate:
 
     @property
     def trained(self) -> bool:
-        """Whether the optimizer has state of its own, from steps or a checkpoint without local updates."""
+        """Whether the optimizer has state of its own, from earlier steps or a checkpoint without local updates."""
         return bool(self._optimizer.state)
 
     @property
@@ -206,7 +206,7 @@ class ApplyUpdate:
         return type(self._optimizer).__name__
 
     def steps(self, parameters: Iterable[nn.Parameter]) -> int:
-        """Returns the largest step count in the optimizer's state for some ``parameters``."""
+        """Returns the largest step count in the optimizer's state of ``parameters``; 0 if there is none."""
         # Other optimizers have some of them.
         return max((int(self._optimizer.state.get(each, {}).get("step", 0)) for each in parameters), default=0)
 
@@ -234,7 +234,7 @@ class ApplyUpdate:
         }
 
     def free(self) -> None:
-        """Deletes the optimizer's state, which would go stale because its own step no longer sees gradients."""
+        """Deletes the optimizer's state, which its own step no longer updates, because gradients are hidden from it."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 self._optimizer.state.pop(parameter, None)

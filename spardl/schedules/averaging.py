@@ -25,7 +25,7 @@ __all__ = ["Averaging", "ModelUpdate", "gradient_of"]
 
 
 def gradient_of(gradient: Storage, group: Group) -> Tensor:
-    """Returns a view of a group's gradient, shape (m,); it holds the average after the synchronization."""
+    """Returns a view of a group's gradient, shape (m,), which contains the average after the synchronization."""
     return gradient.cut(gradient.vectors, group.entries)
 
 
@@ -63,7 +63,7 @@ class Averaging:
         self.regroup()
 
     def regroup(self) -> None:
-        """Adapts the measurement of residuals to changed groups."""
+        """Restarts the measurement of residual sizes for changed groups."""
         self._monitor = ResidualMonitor(len(self._state.groups))
 
     @property
@@ -75,17 +75,20 @@ class Averaging:
         return self._gradient.backwards or bool(self._scaling)
 
     def begin(self, *, measured: bool) -> None:
-        """Begins a step; with ``measured``, the additions to the residuals are measured in it."""
+        """Begins a step; ``measured`` states whether to measure what it adds to the residuals."""
         self._measured = measured
         self.gradients = [[] for _ in self._state.groups]
 
     def clip_own(self, local: int) -> None:
-        """Clips the complete gradient of the local rank ``local``, if each worker's own gradient is limited."""
+        """Clips the complete gradient of the local rank ``local``, if each worker's own gradient has a limit."""
         with self._cluster.timed(Phase.SELECT, [local]):
             self._limit.clip(self._gradient.vectors, self._gradient.layout.length, self._scaling.factor)
 
     def hand_over(self, number: int, local: int) -> None:
-        """Takes the complete gradient of group ``number`` from the local rank ``local``, to add it to the residual."""
+        """Adds the complete gradient of group ``number`` on the local rank ``local`` to the residual.
+
+        With a loss scale or copied gradients, the program of the group does so later.
+        """
         group = self._state.groups[number]
         with self._cluster.timed(Phase.SELECT, [local]):
             self._gradient.add_weights(self._decay, self._scaling.factor, group.tensors)
@@ -146,7 +149,7 @@ class Averaging:
         self._monitor.note(number, state.memory - before, self._scaling.factor)
 
     def residual_size(self) -> ResidualSize | None:
-        """Returns the size of the first local rank's residual; ``None`` if it is not known yet."""
+        """Returns the relative size of the first local rank's residual; ``None`` before the first measurement."""
         if not self._state.remembers:
             return ResidualSize(0.0, 0.0)
         return self._monitor.residual_size(self._state.residuals(), self._scaling.factor)
@@ -181,7 +184,7 @@ class ModelUpdate:
         self.updater = Updater(optimizer) if optimizer else None
 
     def timed(self) -> AbstractContextManager[None]:
-        """Returns a context manager that counts the time of its block as update time of all local ranks."""
+        """Returns a context manager that attributes the time of its block to updating, on all local ranks."""
         return self._cluster.timed(Phase.UPDATE, range(len(self._cluster.local_ranks)))
 
     def store(self, group: Group, average: Sum) -> int:
@@ -197,18 +200,24 @@ class ModelUpdate:
         return len(average) if isinstance(average, SparseVector) else average.numel()
 
     def unused(self) -> list[int]:
-        """Returns the numbers of the parameters without a gradient on any worker; all workers call it once per step."""
+        """Returns the numbers of the parameters without a gradient on any worker.
+
+        All workers must call this once in each step.
+        """
         rows = self._usage.rows()
         numbers = self._usage.unused(gather_rows(self._cluster, rows) if rows else [])
         self._usage.clear()
         return numbers
 
     def factor(self, norm: Callable[[], float]) -> float | None:
-        """Returns the clipping factor of the average, if any; ``norm`` is called to compute the norm of the average."""
+        """Returns the factor that clips the average and removes its loss scale; ``None`` if neither is needed.
+
+        ``norm`` computes the norm of the average, and is called only if this norm is limited.
+        """
         return self._limit.factor(norm, self._scaling.factor)
 
     def step(self, gradients: Sequence[Sequence[Tensor]]) -> None:
-        """Runs the optimizer on the averages of all groups, and clears them.
+        """Runs the optimizer on the averages of all groups, and sets them to zero.
 
         Args:
             gradients: Gradients from which the averages were computed, by group and local rank, shape (m,) each.
@@ -236,7 +245,7 @@ class ModelUpdate:
                 vector.mul_(factor)
 
     def step_group(self, group: Group, skipped: Collection[nn.Parameter]) -> None:
-        """Runs the optimizer on the average of one group, except on the parameters in ``skipped``."""
+        """Runs the optimizer on the parameters of one ``group``, except those in ``skipped``."""
         assert self.updater is not None
         members = self._gradient.parameters[slice(*group.tensors)]
         with self._gradient.exposed(range(*group.tensors)):

@@ -2,7 +2,8 @@
 
 Source: Zhang et al., DeAR: Accelerating Distributed Deep Learning with Fine-Grained All-Reduce Pipelining, ICDCS 2023
 (arXiv 2302.12445). The result equals synchronous training: every group of parameters is updated before it is used.
-Splitting the all-reduce costs nothing extra: each half of a group takes (P-1) alpha + n(P-1)/P beta.
+Splitting the all-reduce costs no additional time: each half takes (P-1) alpha + n(P-1)/P beta for a group of n entries,
+where alpha is the latency and beta the time per entry.
 
 With a sparse communicator, the halves are its own: SparDL's Spar-Reduce-Scatter (with the gather between teams)
 overlaps with the backward pass, and the all-gather inside the teams overlaps with the next forward pass. No paper
@@ -73,7 +74,7 @@ class FirstUses:
         self._hooks = [module.register_forward_pre_hook(TransientHook(self._before)) for module in self._of]
 
     def begin(self) -> None:
-        """Starts tracing before a forward pass."""
+        """Must be called before each forward pass; starts to trace the first one."""
         self._last = None
         self._need(self._at_begin)
         if self._watch is not None and not self._entered:
@@ -81,7 +82,7 @@ class FirstUses:
             self._entered = True
 
     def end(self) -> None:
-        """Ends the forward pass. After the first one, it is known which module uses which parameter first."""
+        """Ends the forward pass; after the first one, it is known which module uses each parameter first."""
         # Tracing every torch function is slow, so only the first forward pass is traced.
         if self._watch is not None and self._entered:
             self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -174,7 +175,7 @@ class Dear(Schedule):
             method.check_shards()
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates the engine, with groups of layers by size or by number of layers."""
+        """Creates the engine, with groups of ``layers`` layers if that is set, otherwise of ``threshold_mb``."""
         cut = partial(self._partition, training.gradient)
         return InHalves(method, cluster, training, cut, self.threshold_mb, self._tuner() if self.trials else None)
 
@@ -217,7 +218,7 @@ class _SecondHalf:
         self.unapplied = set(range(len(works)))
 
     def resume(self, order: Sequence[int]) -> None:
-        """Starts the second halves of the groups in ``order``."""
+        """Starts the all-gathers of the groups in ``order``."""
         for number in order:
             self._works[number].resume()
 
@@ -242,7 +243,7 @@ class InHalves(InBackward):
         method: Method that averages the gradients.
         cluster: Cluster that runs the workers.
         training: Training with a model and an optimizer.
-        cut: Function that returns the partition (ranges of layers) for a group size in megabytes.
+        cut: Function that returns the partition (ranges of layers) for a maximum group size in megabytes.
         megabytes: Initial group size in megabytes.
         trials: Measurement of other group sizes in the first steps; ``None`` to keep the initial size.
     """
@@ -277,7 +278,7 @@ class InHalves(InBackward):
     # --- the first half
 
     def begin(self, local: int = 0) -> None:
-        """Starts the forward passes of a local rank; each module waits for the averages of its parameters."""
+        """Starts the forward passes of the local rank ``local``; each module waits until its parameters are updated."""
         if local == 0:
             # A new scale rescales the residuals, which no synchronization in flight may use meanwhile.
             if self._scaling.changes_residuals:
@@ -309,11 +310,15 @@ class InHalves(InBackward):
         self._uses.end()
 
     def forward_again(self) -> None:
-        """Starts another forward pass of the same step; it need not wait, since all parameters are up to date."""
+        """Starts another forward pass of the same step, which need not wait because all parameters are up to date."""
         self._late = set()
 
     def note(self, number: int) -> None:
-        """Records a gradient of parameter ``number``; checks that the forward pass waited for its update."""
+        """Records that parameter ``number`` has a gradient; checks that the forward pass waited for its update.
+
+        Raises:
+            TrainingError: If the forward pass used the parameter before its update.
+        """
         if self._late and self._step.group_of(number) in self._late:
             raise TrainingError(
                 f"the forward pass used {self._gradient.names[number]} earlier than in the first step, before its "
@@ -322,7 +327,10 @@ class InHalves(InBackward):
         super().note(number)
 
     def agree(self) -> bool:
-        """Returns whether the optimizer may use the averages; waits until all workers know it."""
+        """Returns whether the optimizer may use the averages: ``False`` if a gradient overflowed on any worker.
+
+        With a loss scale, this waits for the reduce-scatters of all groups.
+        """
         # Without a loss scale, non-finite gradients were left out before they were sent.
         if self._scaling:
             for work in self._step.works:
@@ -342,7 +350,7 @@ class InHalves(InBackward):
         self._start_second_half(skipped=skipped, usable=usable, factor=factor)
 
     def drop(self) -> None:
-        """Ends a step without using its averages."""
+        """Ends a step whose averages the optimizer does not use; they return to the residuals after the all-gathers."""
         self._usage.clear()
         self._start_second_half(usable=False)
 
@@ -375,7 +383,7 @@ class InHalves(InBackward):
 
     @property
     def updates(self) -> bool:
-        """Whether the engine is running ``optimizer.step()`` to apply averages, as opposed to a step of the user."""
+        """Whether a running ``optimizer.step()`` was called by this engine to apply averages, not by the user."""
         return self._update.updater is not None and self._update.updater.applying
 
     def _need(self, layers: Collection[int]) -> None:
@@ -435,7 +443,7 @@ class InHalves(InBackward):
     # --- saved states
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """Returns the state of the engine, including the measured group sizes."""
+        """Returns the state of the local rank ``local``, including the tuning of the group size."""
         return {**super().state_dict(local), "trials": self._trials.state_dict() if self._trials else None}
 
     def _load_common(self, values: Mapping[str, Any]) -> None:

@@ -55,7 +55,7 @@ def check_saved(
         gradient: Storage of the model's gradients.
         carried: Residuals and moments of the engine.
         scaling: Tracks the loss scale of a GradScaler, if there is one.
-        trials: Measurement of other group sizes; ``None`` if the schedule measures none.
+        trials: Measurement of different group sizes; ``None`` if the schedule does not measure any.
         fixed: Whether the groups never change during training.
 
     Raises:
@@ -111,9 +111,9 @@ class Training(NamedTuple):
         clip_norm: Largest 2-norm of the averaged gradient, or of each worker's own gradient where the optimizer's
             momentum is applied before compression; ``None`` for no limit.
         scale: Function that returns the current loss scale, if a GradScaler changes it. All workers then agree in each
-            step whether any gradient overflowed, which costs one byte per pair of workers and group.
-        find_unused: Whether workers exchange in every step which parameters have no gradient; otherwise they stop after
-            the first step in which every worker uses every parameter.
+            step whether any gradient overflowed: for each group, each worker sends one byte to every other worker.
+        find_unused: Whether workers tell each other in every step which parameters have no gradient. Otherwise, they do
+            so only until the first step in which every worker uses every parameter.
         decay: Function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` uses
             the weight decay of the method's momentum rule.
         matrices: Parameters of shape (a, b) that Muon updates.
@@ -160,12 +160,12 @@ class Engine(ABC):
             of the gradients changes.
 
     Attributes:
-        kept: Number of entries in all averages so far; sparse averages have fewer entries than the gradient.
+        kept: Number of entries in all averages so far; a sparse average counts only the entries that it contains.
         steps: Number of steps that have begun since the engine was created.
         gradient_state: Residuals and moments, which last from step to step.
-        limit: Gradient clipping, with the last measured norm.
-        measures_residual: Whether additions to the residuals are measured in this step; handles measure every 16th
-            step.
+        limit: Gradient clipping; its ``measured`` is the last norm.
+        measures_residual: Whether to measure what each step adds to the residuals, for ``residual_size``. Handles
+            measure every 16th step anyway.
         chosen: Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing.
         fixed: Whether the groups never change during training.
     """
@@ -203,7 +203,7 @@ class Engine(ABC):
         """Checks that all workers have the same settings, before they send gradients.
 
         Args:
-            given: Settings that determine the messages, by name; ``None`` compares the settings of the engine.
+            given: Settings that determine the messages, by name; ``None`` uses engine, groups and ``clip_norm``.
 
         Raises:
             ConfigError: On all workers, if there is a difference.
@@ -218,10 +218,10 @@ class Engine(ABC):
         """Returns the settings and state that determine the messages, by name, as text.
 
         Args:
-            given: Further settings by name, as for ``compare``.
+            given: Settings to include, by name; ``None`` uses engine, groups and ``clip_norm``.
 
         Returns:
-            The settings of the method, the ``given`` ones, and the state that must be equal on all workers.
+            Settings of the method, the ``given`` settings, and the values that must be equal on all workers.
         """
         clip_norm, handle = self._training.clip_norm, type(self).__name__.strip("_")
         given = {"handle": handle, "groups": self.partition, "clip_norm": clip_norm} if given is None else given
@@ -234,7 +234,7 @@ class Engine(ABC):
     # --- steps
 
     def begin(self, local: int = 0) -> None:
-        """Announces the forward passes of the local rank ``local``."""
+        """Announces the forward passes of the local rank ``local``; must be called first in each of its steps."""
         if local == 0:
             self.steps += 1
             due = self._gradient.backwards and self.steps % _MEASURE_EVERY == 1
@@ -269,21 +269,21 @@ class Engine(ABC):
         self._usage.note(self._step.local, number)
 
     def complete(self, number: int) -> None:
-        """Announces that the gradient of parameter ``number`` is complete in this backward pass."""
+        """Announces that a backward pass has completed the gradient of parameter ``number``."""
 
     def collect(self) -> None:
-        """Adds the gradient of the local rank to its residual after its backward passes, and clears the gradient."""
+        """Ends the backward passes of the current local rank: adds its gradient to its residual, and clears it."""
         self._step.collect()
 
     @abstractmethod
     def finish(self) -> None:
-        """Ends a step: the optimizer applies the averages now, or (DeAR) before the next use of the weights."""
+        """Ends a step: the optimizer applies the averages, in DeAR only before the weights are used next."""
 
     def end(self) -> None:
-        """Ends the training after the last step."""
+        """Ends the training after the last step; outer steps exchange the remaining progress here."""
 
     def flush(self) -> None:
-        """Completes all pending updates, so that the weights are those after the last step."""
+        """Waits for pending updates and applies them, so that the weights are those after the last step."""
 
     def close(self) -> None:
         """Removes all hooks from the model and the optimizer."""
@@ -293,7 +293,7 @@ class Engine(ABC):
     # --- results
 
     def averages(self, local: int = 0) -> list[Sum]:
-        """Returns the averages of the last step that the local rank ``local`` computed, one per group.
+        """Returns the averages of the last step as the local rank ``local`` computed them, one per group.
 
         Call this after ``flush`` and before the next gradient.
         """
@@ -310,7 +310,7 @@ class Engine(ABC):
         return bool(self._scaling.overflowed)
 
     def residual_size(self) -> ResidualSize | None:
-        """Returns the size of the first local rank's residual; ``None`` if it is not known yet."""
+        """Returns the relative size of the first local rank's residual; ``None`` before the first measurement."""
         return self._averaging.residual_size()
 
     def local_tensors(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
@@ -348,7 +348,10 @@ class Engine(ABC):
         }
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Loads ``values`` that ``state_dict`` returned for the same rank ``local``; missing ones stay unchanged."""
+        """Loads ``values`` that ``state_dict`` returned for the same rank, into the local rank ``local``.
+
+        Only ``groups`` is required; other missing values stay as they are.
+        """
         self._load_common(values)
         self.gradient_state.load_state_dicts(local, values["groups"])
 
@@ -379,13 +382,13 @@ class Engine(ABC):
 
 
 class Schedule(ABC):
-    """When to communicate during a training step: a way to overlap communication with computation.
+    """A rule for when gradients are sent in a training step, for example during the backward pass.
 
     A schedule is immutable; the state of a training run is in its ``Engine``.
 
     Attributes:
         name: Name of the schedule in configurations.
-        alone: Whether workers step their optimizers independently, so that the states of the optimizers differ.
+        alone: Whether each worker's optimizer steps independently, so that optimizer states differ between workers.
     """
 
     name: ClassVar[str]

@@ -1,7 +1,7 @@
 """Functions that divide a model's layers into groups, and that compute when the synchronizations of the groups end.
 
 A group is a range of neighboring layers that are synchronized together; a partition is a list of groups that contains
-every layer once. Layers are counted in flat order: the order in which they are registered, used by the forward pass,
+every layer once. Layers are counted in *flat order*: the order in which they are registered, used by the forward pass,
 and stored in the flat gradient. The backward pass reaches them in reverse order, so groups are sent from the last to
 the first. Times are seconds since the start of the backward pass.
 """
@@ -56,9 +56,9 @@ class Linear:
     def fit(cls, entries: Sequence[int], seconds: Sequence[float]) -> Linear:
         """Fits a line to measured times (least squares), with coefficients that are at least 0.
 
-        The squared error is convex. So if the unconstrained optimum has a negative coefficient, the constrained optimum
-        has a coefficient that is exactly 0, and comparing the two fits with one coefficient is enough: this is exact
-        and needs no iteration. Replacing a negative coefficient by 0 and keeping the other one would not be optimal.
+        The squared error is convex. If the best line has a negative coefficient, one coefficient of the best permitted
+        line is therefore exactly 0, and it is enough to compare the two fits with one coefficient. Replacing a negative
+        coefficient by 0 and keeping the other one would not be optimal.
 
         Args:
             entries: Sizes of the measured groups, with at least two different values.
@@ -177,7 +177,7 @@ def ends(
     Args:
         groups: Partition in flat order.
         entries: Number of entries of each layer, in flat order.
-        ready: Time at which the gradient of each layer is complete, in any order, in seconds.
+        ready: Time at which the gradient of each layer is complete, in seconds; in flat order, but not sorted.
         cost: Function that returns the seconds that a group with a number of entries takes.
 
     Returns:
@@ -194,7 +194,7 @@ def ends(
 def finish(
     groups: Sequence[Range], entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]
 ) -> float:
-    """Computes when the last synchronization ends, as ``ends`` does, in seconds; 0 if there are no groups.
+    """Returns the time, in seconds, at which the last synchronization ends; 0 if there are no groups. See ``ends``.
 
     Args:
         groups: Partition in flat order.
@@ -203,7 +203,7 @@ def finish(
         cost: Function that returns the seconds that a group with a number of entries takes.
 
     Returns:
-        The end of the first group, which is synchronized last, in seconds.
+        The end of the synchronization of the first group, which is the last one to be synchronized.
     """
     return max(ends(groups, entries, ready, cost), default=0.0)
 
@@ -215,7 +215,7 @@ _MEGABYTE = 1024 * 1024
 
 
 def flat_order(gradient: Storage, choose: Callable[[list[int]], Sequence[Range]]) -> list[Range]:
-    """Forms groups with a function that receives the layers in forward order.
+    """Returns the partition in flat order that corresponds to groups chosen in the order of the forward pass.
 
     Args:
         gradient: Storage of the model's gradients.
@@ -255,7 +255,7 @@ def by_megabytes(gradient: Storage, megabytes: float) -> list[Range]:
 
 
 def is_partition(value: Any, layers: int) -> bool:
-    """Returns whether ``value``, such as a saved value, is a partition of a number of ``layers``."""
+    """Returns whether ``value``, of any type, is a partition of ``layers`` layers: a list of (start, stop) pairs."""
     try:
         ends = [0, *(stop for _, stop in value)]
         whole = all(type(end) is int for end in ends)

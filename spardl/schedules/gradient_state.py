@@ -1,7 +1,7 @@
 """State of a worker that lasts from step to step: residuals, moments and used parameters, by group of layers.
 
 A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
-this process runs.
+this process runs. *Flat order* is the order of the layers in the flat gradient.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class ResidualSize(NamedTuple):
 
 
 def mean_size(parts: Iterable[ResidualSize | None]) -> ResidualSize | None:
-    """Returns the average of several sizes with equal weights; ``None`` if one of them is unknown."""
+    """Returns the mean of the sizes in ``parts``; ``None`` if one of them is ``None``."""
     found = list(parts)
     known = [each for each in found if each is not None]
     if len(known) < len(found):
@@ -51,7 +51,7 @@ def mean_size(parts: Iterable[ResidualSize | None]) -> ResidualSize | None:
 
 
 class ResidualMonitor:
-    """Stores the size of the last addition to the residual, by group, to compute the size of the residual from it.
+    """Stores the size of the last addition to each group's residual, and computes the relative size of the residual.
 
     Args:
         groups: Number of groups of the gradient.
@@ -73,7 +73,7 @@ class ResidualMonitor:
             self._added[number] = sizes
 
     def residual_size(self, memories: Sequence[Tensor], scale: float) -> ResidualSize | None:
-        """Computes the size of the residual; this reads all of it.
+        """Computes the size of the whole residual, relative to the stored additions; reads every entry.
 
         Args:
             memories: Residuals of all groups, of any shape.
@@ -113,7 +113,8 @@ class Usage:
     Args:
         local: Number of local ranks.
         parameters: Number of parameters of the model.
-        always: Whether workers exchange this record in every step.
+        always: Whether workers exchange this record in every step; otherwise, they stop after the first step in which
+            every worker used every parameter.
     """
 
     def __init__(self, local: int, parameters: int, *, always: bool = False) -> None:
@@ -134,7 +135,7 @@ class Usage:
         return [number for number, used in enumerate(self._used[local]) if not used]
 
     def rows(self) -> list[Tensor]:
-        """Returns the records to exchange, shape (parameters,) for each local rank; empty if no exchange is due."""
+        """Returns the record of each local rank, uint8, shape (parameters,); no records if no exchange is due."""
         return [torch.tensor(used, dtype=torch.uint8) for used in self._used] if self._watching else []
 
     def unused(self, gathered: Sequence[Tensor]) -> list[int]:
@@ -166,9 +167,9 @@ class Group:
     """Neighboring layers that are synchronized together.
 
     Attributes:
-        layers: Range of the numbers of its layers.
-        tensors: Range of the numbers of its parameters.
-        entries: Range of its entries in the flat gradient.
+        layers: Numbers of its layers, as a range (first, stop).
+        tensors: Numbers of its parameters, as a range (first, stop).
+        entries: Positions of its entries in the flat gradient, as a range (first, stop).
         states: States of the method, one per local rank; residual and moments are views of those of the whole model.
     """
 
@@ -194,8 +195,8 @@ class GradientState:
     Attributes:
         groups: Groups of layers in flat order.
         remembers: Whether the method keeps residuals.
-        shares: Whether the average overwrites the gradient, because the method needs no residual.
-        matrices: Parameters of shape (a, b) whose update Muon computes.
+        shares: Whether averages overwrite the gradients in place, because the method needs no residual.
+        matrices: Parameters of shape (a, b) that Muon updates.
     """
 
     def __init__(
@@ -227,7 +228,7 @@ class GradientState:
 
     @property
     def states(self) -> list[list[MethodState]]:
-        """State of the method for each group and local rank."""
+        """States of the method: a list per group, with one state per local rank."""
         return [group.states for group in self.groups]
 
     def regroup(self, partition: Sequence[Range]) -> None:
@@ -271,7 +272,7 @@ class GradientState:
         return self._method.state_in(layout, memory, Moments(velocity, variance))
 
     def lend(self, number: int, vector: Tensor) -> None:
-        """Sets the tensor in which the gradient of a group is averaged; call this only if ``shares``.
+        """Sets the tensor in which the gradient of a group is averaged in place; call this only if ``shares``.
 
         Args:
             number: Number of the group.
@@ -280,7 +281,7 @@ class GradientState:
         self._gradient.vectors[number] = self.groups[number].states[0].memory = vector
 
     def continue_from(self, other: GradientState) -> None:
-        """Copies the counts of ``other``, which has the same parameters and a method without state."""
+        """Copies the counts of steps and of skipped gradients from ``other``, whose method keeps no other state."""
         first = self.groups[0].states[0]
         first.refused, first.refused_last = other.refusals()[0]
         for group in self.groups:
@@ -297,7 +298,7 @@ class GradientState:
         return [*self.residuals(local), *self._velocities[local], *self._variances[local]]
 
     def residual_sum(self, local: int = 0) -> float:
-        """Returns the sum of all entries of the residual of the local rank ``local``."""
+        """Returns the sum of all entries in the residual of the local rank ``local``."""
         return sum(float(memory.sum(dtype=torch.float64)) for memory in self._memories[local])
 
     def of(self, number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -324,7 +325,7 @@ class GradientState:
             state.moments.updates = number
 
     def changed(self) -> None:
-        """Discards values that were derived from residuals or moments; call this after writing to these."""
+        """Updates values that are derived from residuals and moments; call this after writing to one of them."""
         for state in (each for states in self.states for each in states):
             state.change()
 
@@ -343,17 +344,20 @@ class GradientState:
         return sum(state.refused for states in self.states for state in states)
 
     def refusals(self) -> list[NonFiniteCounts]:
-        """Returns the number of skipped gradients on each local rank, and the step of the last one."""
+        """Returns, for each local rank, the number of skipped gradients and the step of the last one."""
         return [NonFiniteCounts.of(states) for states in zip(*self.states, strict=True)]
 
     # --- saved states
 
     def state_dicts(self, local: int = 0) -> list[dict[str, Any]]:
-        """Returns the states of the local rank ``local``, one per group, as plain data that shares the tensors."""
+        """Returns the states of the local rank ``local``, one per group, as plain data; tensors are not copied."""
         return [states[local].state_dict() for states in self.states]
 
     def like(self, layers: Range) -> MethodState:
-        """Returns a state of the first local rank for ``layers``: that of their group, or a new one."""
+        """Returns the first local rank's state of the group with these ``layers``.
+
+        If there is no such group now, returns a new state for one.
+        """
         own = next((group for group in self.groups if group.layers == layers), None)
         if own is not None:
             return own.states[0]
@@ -365,7 +369,7 @@ class GradientState:
         return made
 
     def load_state_dicts(self, local: int, values: Sequence[Mapping[str, Any]]) -> None:
-        """Loads ``values`` that ``state_dicts`` returned for the same rank ``local``."""
+        """Loads ``values`` that ``state_dicts`` returned for the same rank, into the local rank ``local``."""
         for states, saved in zip(self.states, values, strict=True):
             states[local].load_state_dict(saved)
 
@@ -395,9 +399,9 @@ class Snapshot:
     """Copy of the first local rank's residual, moments and states.
 
     Attributes:
-        partition: Ranges of layers of the groups.
+        partition: Groups that the states belong to, as ranges of layers.
         groups: State of each group as plain data.
-        factor: Loss scale (factor) that gradients are multiplied by.
+        factor: Loss scale (factor) that gradients were multiplied by at the time of the copy.
     """
 
     partition: list[Range]
@@ -410,7 +414,7 @@ class Snapshot:
         return cls(carried.partition, clone_data(carried.state_dicts()), factor)
 
     def restore(self, carried: GradientState, factor: float) -> None:
-        """Restores residual, moments and states; the count of non-finite gradients stays.
+        """Restores residual, moments and states, but keeps the count of skipped gradients.
 
         Args:
             carried: State to restore; nothing happens if its groups differ.

@@ -3,8 +3,9 @@
 Sources: Shi, Chu and Li, MG-WFBP, INFOCOM 2019 and TPDS 2021, Algorithm 1; Dai et al., Sketch-Fusion SGD, JPDC 185,
 2024.
 
-A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
-this process runs.
+A *group* is a range of neighboring layers that are synchronized together, and a *partition* is a list of groups that
+contains every layer once. *Flat order* is the order of the layers in the flat gradient. A *local rank* is one of the
+workers that this process runs.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ __all__ = [
 
 
 class Groups(NamedTuple):
-    """Partition of a model's layers into groups, and the sizes of the layers.
+    """Partition of a model's layers into groups, and the sizes of the layers; the content of a ``groups.json``.
 
     Attributes:
         entries: Number of entries of each layer in flat order, which identifies the model.
@@ -63,7 +64,7 @@ class Groups(NamedTuple):
     ranges: Sequence[Range]
 
     def text(self) -> str:
-        """Returns the content of a file that ``read`` accepts."""
+        """Returns the content of a ``groups.json`` file, which ``read`` accepts."""
         return json.dumps({"entries": list(self.entries), "groups": [list(each) for each in self.ranges]}) + "\n"
 
     @classmethod
@@ -138,7 +139,8 @@ _REPEATS = 3
 class Measuring(Schedule):
     """Schedule whose groups are chosen by measurements in the first steps, or by another run.
 
-    Measured times differ from run to run; so may the groups, and with sparse methods the bits of the result.
+    Measured times differ from run to run. The groups may therefore differ as well, and with sparse methods also the
+    result.
 
     Args:
         groups: File with the groups that another run chose (``groups.json`` in its folder), to use from the first step
@@ -169,7 +171,7 @@ class Measuring(Schedule):
         """
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates an engine that measures first; with a file of groups, it uses these at once."""
+        """Creates an engine that chooses groups after some measured steps, or uses those of ``groups`` at once."""
         if self.groups is None:
             return Measured(method, cluster, training, self.decide)
         return InBackward(method, cluster, training, agreed_groups(Path(str(self.groups)), cluster, training))
@@ -196,7 +198,7 @@ class Measured(InBackward):
         super().__init__(method, cluster, training, [(0, len(layers))])
 
     def begin(self, local: int = 0) -> None:
-        """Chooses the partition after enough measured steps; otherwise measures another step."""
+        """Begins a step; after enough measured steps, first chooses the partition."""
         if local == 0 and self._ready_times is not None:
             if len(self._ready_times) == _SKIPPED + _COUNTED:
                 self._regroup(self._choose(self._ready_times[_SKIPPED:]))
@@ -206,13 +208,13 @@ class Measured(InBackward):
         super().begin(local)
 
     def before_backward(self, *, last: bool) -> None:
-        """Starts the clock with the last backward pass."""
+        """Announces a backward pass, and stores its start as time 0 of the measured times."""
         super().before_backward(last=last)
         if self._ready_times is not None:
             self._backward_start = self._cluster.now(self._step.local)
 
     def complete(self, number: int) -> None:
-        """Measures when the gradient of parameter ``number`` is complete."""
+        """Stores the time at which the gradient of parameter ``number`` is complete, while steps are measured."""
         # Local ranks run the same model: measure the first one.
         if self._ready_times is not None and self._step.local == 0:
             layer = self._layer_of[number]
@@ -245,11 +247,11 @@ class Measured(InBackward):
         }
 
     def state_dict(self, local: int = 0) -> dict[str, Any]:
-        """Returns the state of the engine, and whether the partition is chosen."""
+        """Returns the state of the local rank ``local``, and whether the partition has been chosen."""
         return {**super().state_dict(local), "decided": self._ready_times is None}
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Checks a saved state; it may come from another schedule, whose groups then serve as initial ones.
+        """Checks a saved state, also one of another schedule, whose groups are then used until a choice is made.
 
         Args:
             values: Saved state.
@@ -268,7 +270,9 @@ class Measured(InBackward):
 
 
 def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:
-    """Measures the seconds that the synchronization of a group takes, with three sizes on all workers.
+    """Returns the time of a synchronization as a linear function of its size, fitted to measurements on all workers.
+
+    Three sizes are measured; all workers must call this at the same time.
 
     Args:
         method: Method that averages the gradients; its dense warm-up is skipped.
@@ -311,7 +315,7 @@ Table: TypeAlias = npt.NDArray[np.float64]
 
 
 def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], float]) -> list[Range]:
-    """Finds the partition with which the last synchronization ends first, according to ``fusion.finish``.
+    """Returns the partition with which the last synchronization ends earliest, according to ``fusion.finish``.
 
     This follows LayerFusion in Dai et al.: Sketch-Fusion SGD (JPDC 185, 2024), which chooses groups of layers by
     measured times and without a hyper-parameter. The paper's equations were not available: this is our formulation of

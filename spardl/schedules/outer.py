@@ -70,7 +70,7 @@ class FragmentSchedule:
         self.in_flight: dict[int, int] = {}
 
     def step(self) -> Due:
-        """Counts a step that all workers have made, and returns what is due after it."""
+        """Counts a step that all workers have made, and returns the fragments to handle after this step."""
         self.remaining = [left - 1 for left in self.remaining]
         self.in_flight = {number: left - 1 for number, left in self.in_flight.items()}
         apply = [number for number, left in self.in_flight.items() if not left]
@@ -86,7 +86,7 @@ class FragmentSchedule:
 
     @property
     def changed(self) -> list[int]:
-        """Numbers of the fragments with local steps since they were last sent."""
+        """Numbers of the fragments whose weights have changed in local steps since they were last sent."""
         return [number for number, left in enumerate(self.remaining) if left < self.every]
 
 
@@ -105,11 +105,11 @@ def mix(own: Tensor, anchor: Tensor, mixing: float) -> None:
 
 @dataclass(frozen=True)
 class OuterSteps(Schedule):
-    """Each worker's optimizer steps independently; the progress of all workers is averaged periodically.
+    """Each worker's optimizer steps independently; every few steps, the progress of all workers is averaged.
 
-    Gradient clipping applies to each worker's own gradient, before its optimizer uses it. Between two exchanges,
-    evaluations and comparisons use the weights after the last exchange. The last step of a training ends with an
-    exchange.
+    The progress of a worker is the difference between the global weights and its own. Gradient clipping applies to each
+    worker's own gradient, before its optimizer uses it. Between two exchanges, evaluations and comparisons of workers
+    use the global weights, as of the last exchange. The last step of a training ends with an exchange.
 
     Args:
         every: Number of steps from one exchange to the next.
@@ -117,7 +117,7 @@ class OuterSteps(Schedule):
         momentum: Nesterov momentum factor of the outer SGD. ``None`` uses 0.9, or 0 if the method has a residual.
         fragments: Number of groups of neighboring layers, of similar size, that are exchanged alternately; each is
             exchanged once in ``every`` steps.
-        delay: Number of local steps during which a fragment is sent; 0 waits until it has arrived.
+        delay: Number of local steps that each worker makes while a fragment is sent; with 0, workers wait for it.
         mixing: Share of the global weights in the weighted mean of global and own weights that a worker continues with.
 
     Raises:
@@ -153,7 +153,7 @@ class OuterSteps(Schedule):
             )
 
     def check(self, method: Method, *, clips: bool) -> None:
-        """Checks that the method has no momentum of its own."""
+        """Checks that the method applies no momentum, because the outer SGD does."""
         if method.momentum.remembers:
             raise ConfigError(
                 f"momentum={method.momentum.name} would be applied in addition to the momentum of the outer SGD; use a "
@@ -261,7 +261,7 @@ class _OuterSteps(Engine):
         self._load_rank(local)
 
     def collect(self) -> None:
-        """Runs a step of the local rank's own optimizer, unless its gradient is non-finite."""
+        """Runs a step of the current local rank's own optimizer, unless its gradient is non-finite."""
         super().collect()
         local = self._step.local
         self._averaging.clip_own(local)
@@ -288,7 +288,7 @@ class _OuterSteps(Engine):
         self._step.end()
 
     def end(self) -> None:
-        """Exchanges the progress since the last exchange."""
+        """Exchanges the progress that workers have made since the last exchange."""
         # Apply averages in flight first: a fragment can only be sent again afterwards.
         for number in list(self._fragments.in_flight):
             self._apply(number)
@@ -340,7 +340,7 @@ class _OuterSteps(Engine):
     # --- state
 
     def averages(self, local: int = 0) -> list[Sum]:
-        """Returns the averages of the last exchanges, and the global weights after them."""
+        """Returns the averages of the last exchange of each fragment, and the global weights after these exchanges."""
         return [*super().averages(local), *(anchor.detach() for anchor in self._anchors)]
 
     def local_tensors(self, local: int = 0) -> dict[str, Sequence[Tensor]]:
@@ -367,12 +367,12 @@ class _OuterSteps(Engine):
         }
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Loads ``values`` of the same rank ``local``; the model must have the weights after the last exchange."""
+        """Loads ``values`` into the local rank ``local``; the model must already have the saved global weights."""
         super().load_state_dict(local, values)
         self._load_outer(local, values["outer"])
 
     def adopt(self, local: int, parts: Sequence[Mapping[str, Any]], before: int) -> None:
-        """Loads states that another number of workers saved: a new rank copies one, and surplus ones are dropped."""
+        """Loads states that another number of workers saved; takes weights and optimizer state from one of them."""
         super().adopt(local, parts, before)
         worker = self._cluster.local_workers[local]
         # Weights and optimizer state cannot be averaged over workers: take those of one source.

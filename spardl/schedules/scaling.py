@@ -30,8 +30,8 @@ class Limit:
 
     Attributes:
         measured: Norm of this worker's last gradient before clipping; ``None`` if none was measured.
-        joined: Joins the norm of this process's part of a worker's gradient with those of the worker's other
-            processes; ``None`` if the worker is a single process.
+        joined: Function that returns the norm of a worker's gradient from the norm of this process's part, if several
+            processes (of FSDP) share a worker; ``None`` if the worker is a single process.
     """
 
     def __init__(self, norm: float | None, *, first: bool) -> None:
@@ -44,7 +44,7 @@ class Limit:
         """Clips a worker's own gradient in place.
 
         Args:
-            vectors: Gradient of each group, shape (m,) each; non-finite ones stay unchanged and do not count.
+            vectors: Gradients of the groups, shape (m,) each. Non-finite ones stay unchanged and do not count.
             length: Number of entries of all groups.
             scale: Loss scale (factor) that the gradient is multiplied by.
         """
@@ -63,10 +63,10 @@ class Limit:
                 vector.mul_(factor)
 
     def factor(self, norm: Callable[[], float], scale: float) -> float | None:
-        """Returns the factor that clips the average; ``None`` if the average is not clipped.
+        """Returns the factor that clips the average and removes its loss scale; ``None`` if neither is needed.
 
         Args:
-            norm: Function that computes the norm of the average; called only if it is limited.
+            norm: Function that computes the norm of the average; called only if this norm is limited.
             scale: Loss scale (factor) that the average is multiplied by.
         """
         if self.after is None:
@@ -75,7 +75,10 @@ class Limit:
 
 
 def norm_in(vectors: Sequence[Tensor], length: int) -> float:
-    """Returns the 2-norm of ``vectors``, any shapes, ``length`` entries; its bits do not depend on their number."""
+    """Returns the 2-norm of ``vectors``, of any shapes, with ``length`` entries in total.
+
+    The result has the same bits for every division into vectors.
+    """
     peak = largest_magnitude(vectors)
     return norm_of(sum_of_squares(vectors, peak, length), peak, length)
 
@@ -97,10 +100,12 @@ def scale_of(scaler: GradScaler | None) -> Scale | None:
 
 
 def any_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
-    """Determines on all workers whether any gradient is non-finite; each worker sends one byte to every other.
+    """Returns, on all workers, whether any worker's gradient is non-finite.
+
+    This is a generator that requests the messages of one worker: one byte to every other worker.
 
     Args:
-        worker: Worker whose program this generator is.
+        worker: Worker that runs this generator.
         gradient: Gradient of this worker, shape (n,).
     """
     # An all-gather of flags, not a sum: the average itself cannot carry a NaN through every compressor.
@@ -112,7 +117,9 @@ def any_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
 
 
 class Scaling:
-    """Adapts residuals to the loss scale of a GradScaler, and keeps averages that it makes the optimizer skip.
+    """Adapts residuals to the loss scale of a GradScaler, and keeps the averages of steps that the optimizer skips.
+
+    The optimizer skips a step if a gradient overflowed. In the next step, the kept averages return to the residuals.
 
     Args:
         scale: Function that returns the current loss scale; ``None`` if gradients are not scaled.
@@ -134,7 +141,7 @@ class Scaling:
 
     @property
     def changes_residuals(self) -> bool:
-        """Whether ``settle`` will change the residuals at the start of the next step."""
+        """Whether ``settle`` is going to change the residuals, because of kept averages or a new loss scale."""
         return bool(self.overflowed) or self._current() != self.factor
 
     def reset(self) -> None:
@@ -146,7 +153,7 @@ class Scaling:
         return self._scale() if self._scale else 1.0
 
     def keep_unused(self, averages: Sequence[Tensor]) -> None:
-        """Ends a step. If a group overflowed, the optimizer skips the step, so the averages of other groups are kept.
+        """Ends a step; if a group overflowed, keeps the averages of all other groups, because the step is skipped.
 
         Args:
             averages: Averages by group, shape (m,) each.
@@ -173,7 +180,7 @@ class Scaling:
             state.moments.scale = factor
 
     def return_unused(self, states: Sequence[Sequence[MethodState]], *, remembers: bool) -> None:
-        """Adds averages that the optimizer skipped to the residuals again.
+        """Adds the kept averages, which the optimizer did not use, to the residuals.
 
         Args:
             states: States of the method, by group and local rank.
@@ -187,7 +194,7 @@ class Scaling:
         self.overflowed, self._unused = set(), []
 
     def rescale_unused(self, factor: float) -> None:
-        """Multiplies the kept averages by ``factor``, for another number of workers."""
+        """Multiplies the kept averages by ``factor`` when a state of another number of workers is loaded."""
         self._unused = [None if each is None else each * factor for each in self._unused]
 
     def state_dict(self) -> dict[str, Any]:
@@ -215,7 +222,7 @@ class Scaling:
                 raise ValueError(f"'skipped' must contain None or a tensor of {length} entries, got {describe(each)}")
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Loads saved ``values``; they are missing in states that were saved without a loss scale."""
+        """Loads ``values`` that ``state_dict`` returned; missing ones mean a loss scale of 1 and no kept averages."""
         self.factor = values.get("factor", 1.0)
         self._unused = [None if each is None else each.clone() for each in values.get("skipped", ())]
         # Groups without a saved average are those that overflowed.

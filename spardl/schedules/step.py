@@ -40,9 +40,10 @@ class Step:
     Attributes:
         phase: Phase of the current local rank.
         local: Current local rank: the one whose passes run.
-        unsent: Numbers of the groups that the current local rank has not sent; the next one is last.
-        works: Synchronization of each group in flight, if they run in the background.
-        averages: Averages of the step, by local rank and group.
+        unsent: Numbers of the groups that the current local rank has not sent yet; the next group to send is the last
+            element.
+        works: Synchronizations of the groups, by number of the group, if they run in the background.
+        averages: Averages of the step: for each local rank, a dict by number of the group.
     """
 
     def __init__(self, ranks: int, *, backwards: bool) -> None:
@@ -57,7 +58,7 @@ class Step:
         self.averages: list[dict[int, Sum]] = []
 
     def regroup(self, groups: Sequence[Group]) -> None:
-        """Replaces the groups from the next step on."""
+        """Replaces the groups by ``groups``, between two steps."""
         self._groups = groups
         self._group_of = [number for number, group in enumerate(groups) for _ in range(*group.tensors)]
         self.forget_averages()
@@ -98,7 +99,7 @@ class Step:
         self._missing = [set(range(*group.tensors)) for group in self._groups]
 
     def collect(self) -> None:
-        """Ends the passes of the current local rank."""
+        """Ends the passes of the current local rank: its gradients are handed over."""
         self.phase = StepPhase.COLLECTED
 
     def end(self) -> None:
@@ -109,7 +110,7 @@ class Step:
         """Ends a step whose backward pass failed.
 
         Returns:
-            The synchronizations that the local rank has sent, in order.
+            The synchronizations that the local rank has started, in the order in which it started them.
         """
         sent = [self.works[number] for number in self.order if number not in self.unsent]
         self.end()
@@ -132,6 +133,6 @@ class Step:
 
     @property
     def next_ready(self) -> int | None:
-        """Number of the next group to send, if its gradients are complete; otherwise ``None``."""
+        """Number of the next group to send; ``None`` if its gradients are incomplete, or if no group is left."""
         # Only the next group in the common order may start: ranks that start in different orders would deadlock.
         return self.unsent[-1] if self.unsent and not self._missing[self.unsent[-1]] else None

@@ -81,7 +81,7 @@ class Tuner:
 
     @property
     def proposal(self) -> float:
-        """Point to measure next; after the last measurement, the best point."""
+        """Value (point) to measure next; after the last measurement, the fastest one."""
         return self.best if self.done else self._points[-1]
 
     @property
@@ -91,7 +91,7 @@ class Tuner:
 
     @property
     def best(self) -> float:
-        """Fastest point so far, the first of equally fast ones; before any measurement, ``start``."""
+        """Value (point) with the shortest time so far; before any measurement, ``start``."""
         if not self._seconds:
             return self._points[0]
         return self._points[self._seconds.index(min(self._seconds))]
@@ -100,7 +100,7 @@ class Tuner:
         """Records the ``seconds`` per step that were measured at ``proposal``, and chooses the next point.
 
         Raises:
-            ValueError: If ``seconds`` is not a time, or the tuner is done.
+            ValueError: If ``seconds`` is not finite and above 0, or the tuner is done.
         """
         if self.done:
             raise ValueError(f"tell() was called after the last of {self._trials} trials; check done before tell()")
@@ -212,7 +212,9 @@ class Trials:
         self._step_start = None
 
     def next(self, cluster: Cluster) -> float | None:
-        """Counts a step that begins, and returns a new value if one is due; all workers must call this.
+        """Counts a step that begins; returns a new value after enough steps with the last one.
+
+        All workers must call this in every step.
 
         Args:
             cluster: Cluster that runs the workers.
@@ -241,11 +243,14 @@ class Trials:
 
     @property
     def progress(self) -> tuple[bool, int]:
-        """Whether all trials are done, and the number of steps since the last change; equal on all workers."""
+        """Whether all trials are done, and the number of steps measured with the current value.
+
+        Both are equal on all workers.
+        """
         return self._done, len(self._seconds)
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of the finished trials; the current trial starts again after loading."""
+        """Returns the results of the finished trials; after loading, the current trial starts again."""
         return {"tuner": self._tuner.state_dict(), "done": self._done}
 
     def check_state(self, values: Any) -> None:

@@ -65,9 +65,9 @@ class _AtTheEnd(Engine):
 class InBackward(Engine):
     """Engine that starts the synchronization of each group as soon as its gradients are complete, in a fixed order.
 
-    The order is that of the backward pass and equal on all ranks, although gradients may become complete in another
-    order on each. If the norm of each worker's own gradient is limited, all groups wait for the last gradient, because
-    the norm is not known before.
+    The order is that of the backward pass. It is equal on all ranks, even if their gradients become complete in
+    different orders. If the norm of each worker's own gradient is limited, all groups wait for the last gradient,
+    because the norm is not known before.
 
     Attributes:
         pauses: Whether each synchronization pauses between its two halves.
@@ -78,7 +78,7 @@ class InBackward(Engine):
     # --- steps
 
     def begin(self, local: int = 0) -> None:
-        """Starts the passes of a local rank; the first one also creates the synchronizations of the step."""
+        """Starts the passes of the local rank ``local``; the first one also creates the synchronizations."""
         super().begin(local)
         if local == 0:
             programs = [self._averaging.programs(number) for number in range(len(self.gradient_state.groups))]
@@ -89,7 +89,11 @@ class InBackward(Engine):
         return self._step.awaits(number)
 
     def complete(self, number: int) -> None:
-        """Records a complete gradient, and starts the synchronizations that waited for it."""
+        """Records that the gradient of parameter ``number`` is complete, and starts all groups that waited for it.
+
+        Raises:
+            TrainingError: If the gradient was complete before in the same backward pass.
+        """
         step = self._step
         if step.phase is not StepPhase.BACKWARD:
             return
@@ -115,7 +119,7 @@ class InBackward(Engine):
         self._step.works[number].release(self._step.local)
 
     def collect(self) -> None:
-        """Starts the synchronizations of the remaining groups, where some parameters have no gradient."""
+        """Starts the synchronizations of the remaining groups, in which some parameters have no gradient."""
         super().collect()
         # Nothing is clipped yet if a gradient is missing: ``complete`` waits for the last one.
         if self._step.unsent:
@@ -152,7 +156,7 @@ class InBackward(Engine):
     # --- state, as handles change it
 
     def return_unused(self) -> None:
-        """Adds averages that no optimizer step applied to the residuals again."""
+        """Adds averages that the optimizer did not use, because of an overflow, to the residuals."""
         self._scaling.return_unused(self.gradient_state.states, remembers=self.gradient_state.remembers)
 
     def reset(self) -> None:
@@ -162,7 +166,10 @@ class InBackward(Engine):
         self._use_groups()
 
     def continue_from(self, other: InBackward) -> None:
-        """Continues the training of ``other``, which has other groups, between two steps; its method keeps no state."""
+        """Takes over the counts and the loss scale of ``other``, an engine of the same model with other groups.
+
+        Call this between two steps, and only if the method keeps no residual and no moments.
+        """
         self.steps, self.kept = other.steps, other.kept
         self._usage.load_state_dict(other._usage.state_dict())
         self._scaling.load_state_dict(other._scaling.state_dict())
@@ -211,5 +218,5 @@ class Wfbp(Schedule):
         check_megabytes("schedule.bucket_mb", self.bucket_mb)
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates the engine, with buckets that are filled from the last layer on."""
+        """Creates the engine, with buckets that are filled from the last layer to the first."""
         return InBackward(method, cluster, training, by_megabytes(training.gradient, self.bucket_mb))

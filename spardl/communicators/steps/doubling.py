@@ -37,11 +37,13 @@ class Target(NamedTuple):
 
     @property
     def transport(self) -> BlockExchange:
-        """Sends and receives the blocks."""
+        """Exchange that sends and receives the blocks."""
         return BlockExchange.of(self.accumulated, full=self.full)
 
     def add_up(self, blocks: Sequence[SparseVector], holders: int) -> SparseVector:
-        """Sums blocks and keeps the largest entries; this worker's share of the other entries is added to its vector.
+        """Returns the largest entries of the sum of two blocks, rounded to the wire format.
+
+        This worker's share of the dropped entries and of the rounding errors is added to its vector.
 
         Args:
             blocks: Two blocks, both of the length of the range.

@@ -99,7 +99,7 @@ def _bucket_exchange(
 
 
 def cut_apart(vector: SparseVector, borders: Sequence[int]) -> list[SparseVector]:
-    """Splits a vector at increasing borders; the indices of each part are relative to its start."""
+    """Splits a vector at increasing ``borders`` into vectors whose indices are relative to their starts."""
     # A copy to a device that does not wait for it.
     wanted = torch.tensor(borders).to(vector.indices.device, non_blocking=True)
     cuts = torch.searchsorted(vector.indices, wanted).tolist()
@@ -120,7 +120,7 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
         device: Device of the messages.
 
     Returns:
-        The numbers that the members, by position, sent to this one.
+        The number that each member sent to this one, by position in the team.
     """
     own = torch.tensor([counts[team.at(offset)] for offset in range(team.size)], dtype=torch.int64)
     held = own.to(device, non_blocking=True)
@@ -143,7 +143,7 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
 
 
 def balance(team: Team, own: SparseVector, counts: Sequence[int], transport: BlockExchange) -> Program[SparseVector]:
-    """Redistributes the entries of all members, in the same order, into nearly equal blocks.
+    """Redistributes the entries of all members into nearly equal blocks, and keeps their order.
 
     Args:
         team: Members in a fixed order.
@@ -181,7 +181,7 @@ def balance(team: Team, own: SparseVector, counts: Sequence[int], transport: Blo
 
 
 def joined(vectors: Sequence[SparseVector]) -> SparseVector:
-    """Concatenates vectors of the same length, each of which ends before the next one begins."""
+    """Returns the sum of sparse vectors of the same length, whose indices increase from each vector to the next."""
     indices, values = torch.cat([v.indices for v in vectors]), torch.cat([v.values for v in vectors])
     return SparseVector(indices, values, vectors[0].length)
 

@@ -1,7 +1,8 @@
 """Transfer of tensors and sparse blocks between workers: all-gathers and point-to-point messages.
 
 Functions that return a ``Program`` are generators that request the messages of one member of a team. A *slot* is the
-space that a sparse vector takes in a message: its length and maximum number of entries.
+space that a sparse vector takes in a message: its length and maximum number of entries. *Words* are the unit of costs
+in the papers: an index or a value is one word.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ def all_gather_around(
         item: Item of this member, shape (m,).
         sizes: Number of elements of each member's item, by position.
         words: Number of words of each member's item, by position.
-        use: Callback for each item, this member's first; runs while other items are in flight, except for the last
-            ones.
+        use: Callback that is called with each item, starting with that of this member, while later items are still in
+            flight; ``None`` for none.
 
     Returns:
-        All items in cyclic order of positions, shape (sum of sizes,).
+        All items, concatenated in cyclic order of positions from this member on, shape (sum of sizes,).
     """
     ends, words_to = _CyclicOffsets(sizes, team.position), _CyclicOffsets(words, team.position)
     # In cyclic order, the items that a member holds are always contiguous, so they are sent without a copy, and what
@@ -116,7 +117,7 @@ def _sums_of_two(sizes: tuple[int, ...]) -> tuple[int, ...]:
 
 
 class BlockExchange(NamedTuple):
-    """Sends and receives sparse vectors.
+    """Sends and receives sparse vectors, as messages of a given format.
 
     Attributes:
         form: Format of the messages.
@@ -128,7 +129,10 @@ class BlockExchange(NamedTuple):
 
     @classmethod
     def of(cls, accumulated: Accumulator, *, full: bool = False) -> BlockExchange:
-        """Makes the exchange for entries of a worker's vector, ``accumulated``; ``full``: whether they fill slots."""
+        """Returns an exchange with the message format of ``accumulated``, the vector of a worker.
+
+        ``full`` states whether every vector has as many entries as its slot allows.
+        """
         return cls(accumulated.form, full)
 
     def send(self, to: int, vector: SparseVector, slot: Slot) -> Send:
@@ -156,7 +160,7 @@ class BlockExchange(NamedTuple):
             slot: Slot of the message.
 
         Returns:
-            The vector, with values in their dtype in memory.
+            The vector, with values in the gradient's dtype.
         """
         return self.form.open(message, [slot], full=self.full)
 
@@ -205,7 +209,7 @@ class BlockExchange(NamedTuple):
             slots: Slot of each member's block, by position.
 
         Returns:
-            The concatenated blocks, by position in the team.
+            The blocks, concatenated in the order of positions in the team.
         """
         yield Phase.PACK
         message, sizes, words = self._packed(block, slots, team.position)

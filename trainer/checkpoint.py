@@ -162,9 +162,9 @@ def find_checkpoint(
         newer checkpoint, which is damaged.
 
     Raises:
-        CheckpointError: If there are checkpoints, but none is valid. Also if the newest undamaged checkpoint belongs
-            to another run, step or world size, or has an unknown format: a run that continued from an older
-            checkpoint would later delete this one.
+        CheckpointError: If there are checkpoints, but none is valid. Also if the newest valid checkpoint, or a newer
+            one, belongs to another run, step or world size, or has an unknown format: a run that continued from an
+            older checkpoint would later delete it.
     """
     faults: list[CheckpointError] = []
     for candidate in reversed(list_checkpoints(folder)):

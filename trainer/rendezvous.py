@@ -32,8 +32,8 @@ class Stopping:
 
     Schedulers send a signal some time before they end or preempt a job, but not to all workers, nor in the same step.
     A thread therefore polls the workers' store for a request to stop. After a request, each worker publishes the number
-    of its current step, its bound, and does not continue past it before it knows the bounds of all workers. All workers
-    stop after the step of the highest bound. Before a request, the steps need no messages.
+    of its current step as its bound, and does not continue past that step before it knows the bounds of all workers.
+    All workers stop after the step with the highest bound. Without a request, steps need no messages.
 
     Args:
         connect: Function that opens a separate connection to the workers' store.

@@ -88,7 +88,10 @@ def _write(number: int, outcome: Outcome) -> None:
 
 
 def print_table() -> None:
-    """Prints metric, seconds, bytes and path of every run of a sweep, including failed runs; else prints nothing."""
+    """Prints metric, seconds, bytes and path of every run of a sweep, including failed ones.
+
+    Prints nothing if no sweep was started.
+    """
     if not (named := os.environ.pop(_VARIABLE, None)):
         return
     files = sorted(Path(named).glob("*.json"), key=lambda path: int(path.stem))

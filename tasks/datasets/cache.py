@@ -20,7 +20,7 @@ PATIENCE = 3600.0
 
 
 def fingerprint(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Returns name, size and modification time of files, which show whether cached data are out of date.
+    """Returns name, size and modification time of files, sorted, to detect that cached data are out of date.
 
     Raises:
         OSError: If a file is missing.
@@ -41,10 +41,10 @@ def cached(
         folder: Folder of the cache; created if it is missing.
         name: Readable beginning of the file's name.
         key: Everything that the tensors depend on, in JSON types: sources, options, version of the code.
-        make: Function that makes the tensors, by name; they must not share memory.
+        make: Function that returns the tensors by name; no two of them may share memory.
 
     Returns:
-        The tensors, bit-identical whether made or read.
+        The tensors by name, of any shape; bitwise equal whether they are made or read.
 
     Raises:
         DataError: If the folder cannot be written, or another process has held it for an hour.

@@ -54,7 +54,7 @@ class ImageRegression(Task):
         return torch.ones_like(numbers)
 
     def to_scale(self, numbers: Tensor) -> Tensor:
-        """Converts numbers, of any shape, to the scale of the model: here the same, logarithms in a subclass."""
+        """Converts numbers, of any shape, to the scale on which the model learns them; here, it is the same scale."""
         return numbers
 
     def from_scale(self, scaled: Tensor) -> Tensor:
@@ -114,7 +114,7 @@ class RatioRegression(ImageRegression):
     sums: ClassVar[tuple[str, ...]] = ("loss", "absolute", "relative", "count")
 
     def weigh(self, numbers: Tensor) -> Tensor:
-        """Returns the reciprocals of numbers, of any shape."""
+        """Returns the weight of each number's squared error, its reciprocal: same shape as ``numbers``."""
         return numbers.reciprocal()
 
     def to_scale(self, numbers: Tensor) -> Tensor:

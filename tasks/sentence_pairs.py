@@ -125,8 +125,8 @@ class SentencePairs:
 
         Args:
             indices: Positions of the examples: int64, shape (batch,).
-            generator: Source of random numbers for segment ends, random segments and masks; ``None`` derives them from
-                each index.
+            generator: Source of random numbers for segment ends, random segments and masks. ``None`` derives them from
+                the position of each example, so that an example is always the same.
 
         Returns:
             int64 tensors: ``input_ids``, ``token_type_ids`` (1 in segment B), ``attention_mask`` (0 in the padding) and

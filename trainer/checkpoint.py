@@ -1,8 +1,9 @@
 """Checkpoints: the complete training state, one file per worker, written atomically.
 
 A checkpoint is a folder, such as ``step-00000120``, with ``shared.pt`` (state common to all workers), ``rank-R.pt``
-(residual, random state, running statistics and counts of rank R) and ``manifest.json`` (checksums). It is written under
-another name and renamed when all workers have finished, so a crash at any moment leaves the previous checkpoint intact.
+(residual, random state, running statistics, and counts of time and bytes of rank R) and ``manifest.json`` (checksums).
+The folder has another name until all workers have written their files, so that a crash at any moment leaves the
+previous checkpoint intact.
 
 Every file also stores the identity of the checkpoint under the key ``checkpoint``: format version, run id, step and
 world size; ``.pt`` files store their rank as well. Checkpoints of earlier versions without these fields still load.
@@ -158,8 +159,8 @@ def find_checkpoint(
         run: Required run id; ``None`` for any.
 
     Returns:
-        The path of the checkpoint, or ``None`` if the folder has no checkpoints; and a list of errors, one for each
-        newer checkpoint, which is damaged.
+        The path of the checkpoint, or ``None`` if the folder has no checkpoints; and a list with the error of each
+        newer checkpoint that is damaged.
 
     Raises:
         CheckpointError: If there are checkpoints, but none is valid. Also if the newest valid checkpoint, or a newer
@@ -296,15 +297,16 @@ def _corrupt(checkpoint: Path, reason: str) -> CheckpointError:
 
 @contextmanager
 def restoring(checkpoint: Path, rank: int | None) -> Iterator[None]:
-    """Makes errors name the checkpoint file whose content the body of the ``with`` statement restores.
+    """Converts errors in the ``with`` block to errors that name a file of a checkpoint.
+
+    The block must restore the content of this file, which :func:`load_part` has returned.
 
     Args:
         checkpoint: Folder of the checkpoint.
         rank: Rank whose file is restored; ``None`` for the file of the common state.
 
     Raises:
-        CheckpointError: Instead of the error that the body raises if a key is missing, or a value has a wrong type or
-            shape.
+        CheckpointError: If the block fails, because a key is missing or a value has a wrong type or shape.
     """
     name = _part_file(rank)
     try:

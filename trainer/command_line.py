@@ -152,7 +152,7 @@ def _sets_hydra(path: Path, place: Path) -> bool:
 
 
 def check_plugins(plugins: Any, words: Sequence[str]) -> None:
-    """Checks that the setting ``plugins`` is from the command line: only the user may allow code, no file.
+    """Checks that the setting ``plugins`` is from the command line, because only the user may allow further code.
 
     Args:
         plugins: Value of the setting in the composed configuration.

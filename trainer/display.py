@@ -137,10 +137,10 @@ def _figures(kind: str, values: Mapping[str, float]) -> str:
 
 
 class LineDisplay(Observer):
-    """Prints one line per event; training lines are rate-limited.
+    """Prints one line per event, but training metrics not more often than every ``interval`` seconds.
 
     Args:
-        interval: Minimum time between two training lines, in seconds.
+        interval: Minimum time between a line with training metrics and the line with metrics before it, in seconds.
     """
 
     def __init__(self, interval: float = 5.0) -> None:

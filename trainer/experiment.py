@@ -54,7 +54,7 @@ def experiment_id(config: Mapping[str, Any], workers: int) -> str:
 
     Args:
         config: Resolved configuration, as plain data.
-        workers: Number of workers, which the configuration may not specify. It is ignored for elastic runs
+        workers: Number of workers, because a configuration need not specify it. It is ignored for elastic runs
             (``training.elastic``), whose number of workers may change.
     """
     return run_id({**result_settings(config), "workers": None if _elastic(config) else workers})
@@ -199,7 +199,7 @@ class Experiment:
         return checkpoint
 
     def warnings(self) -> list[str]:
-        """Returns warnings about momentum that is applied twice, too low a density, or too little memory."""
+        """Returns warnings about momentum that is applied twice, a density that is too low, or too little memory."""
         found = (
             []
             if self.plan.schedule.alone

@@ -148,7 +148,7 @@ Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
 
 
 class Hosted(NamedTuple):
-    """Number of worker processes on this machine, and of the workers in each of them.
+    """Number of worker processes on this machine, and number of workers in each process.
 
     Attributes:
         processes: Number of processes.
@@ -199,8 +199,8 @@ class Launcher(ABC):
         """Runs a job on all workers, or on the worker of this process if torchrun or srun started it.
 
         Args:
-            job: Function that is called in every process, with a cluster, a device and a heartbeat. The job calls the
-                heartbeat after each step with the number of steps done; it returns whether all workers stop now.
+            job: Function that is called in every process, with a cluster, a device and a heartbeat: a function that the
+                job must call after each step with the number of steps done, and that returns whether to stop now.
             folder: Folder for the stack traces of failures.
 
         Raises:
@@ -210,7 +210,7 @@ class Launcher(ABC):
 
 
 def with_stopping(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
-    """Extends a heartbeat, which only receives the number of steps done, by the decision to stop.
+    """Combines a heartbeat, which a job calls after each step, with the decision to stop all workers.
 
     Args:
         heartbeat: Function that receives the number of steps done.
@@ -279,7 +279,7 @@ class Simulated(Launcher):
             raise ConfigError("cluster=simulated runs in one process; start it without torchrun or srun")
 
     def hosted(self) -> Hosted | None:
-        """Returns that one process contains all workers; ``None`` if it uses a GPU."""
+        """Returns a count of one process with all workers in it; ``None`` if the process uses a GPU."""
         return None if count_gpus_in_child(self.device, 1) else Hosted(1, self.workers)
 
     def check(self) -> None:
@@ -394,7 +394,11 @@ class ProcessGroup(Launcher):
         return Hosted(self._sharing, 1) if self._kind == "cpu" else None
 
     def check(self) -> None:
-        """Raises a ``ConfigError`` if ``device`` is cuda, but there are too few GPUs, or if the port is not free."""
+        """Checks that the port is free and, if ``device`` is cuda, that there are enough GPUs.
+
+        Raises:
+            ConfigError: If the port is in use, or there are too few GPUs.
+        """
         self._backend_for(self._kind)
         if self._port is not None and not self._member:
             _listen(self._port).close()

@@ -74,7 +74,7 @@ class LossScale:
         return self._scaler.get_scale()
 
     def update(self, *, overflowed: bool) -> None:
-        """Updates the loss scale after a step; ``overflowed`` states whether the step was skipped for an overflow."""
+        """Updates the loss scale after a step; ``overflowed`` states whether gradients overflowed."""
         if not self.enabled:
             return
         # Shows the scaler the outcome through the gradient of the probe.
@@ -141,8 +141,7 @@ class Settings:
         untimed_steps: Number of steps after each start or resume that do not count for the samples per second.
         checkpoint_every: Number of steps from one checkpoint to the next; ``None`` for one per epoch.
         keep_checkpoints: Number of checkpoints to keep.
-        check_every: Number of steps from one comparison of all workers' averaged gradients, which must be equal, to
-            the next.
+        check_every: Number of steps after which the averaged gradients of all workers are compared; they must be equal.
         elastic: Whether the world size may change when the run resumes.
         early_stopping: Settings that define when to end the run before its last step.
         profile: Whether rank 0 writes a trace of a few steps into the run folder.
@@ -514,7 +513,7 @@ class Learner:
         return rate
 
     def digest(self) -> Tensor:
-        """Returns a hash of all weights, equal on all workers if their weights are: int64, shape (4,)."""
+        """Returns a hash of all weights, by which workers can compare their weights: int64, shape (4,)."""
         return digest([parameter.detach() for parameter in self.model.parameters()])
 
     def local_tensors(self, local: int) -> dict[str, Sequence[Tensor]]:

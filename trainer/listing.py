@@ -60,7 +60,7 @@ options, before all settings:
 
 
 def groups() -> dict[str, tuple[str, str]]:
-    """Returns default choice and description of each configuration group, in the order of ``conf/train.yaml``."""
+    """Maps each configuration group to its default choice and description, in the order of ``conf/train.yaml``."""
     return dict(_commented(r"  - (\w+): (\w+) # (.+)"))
 
 

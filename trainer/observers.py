@@ -287,7 +287,7 @@ class Logger(ABC):
     """A destination of metrics in addition to the run folder, chosen with ``logger=NAME``; opened on rank 0 only."""
 
     def parts(self) -> list[Logger]:
-        """Returns the loggers that this one combines; a list of itself for a single logger."""
+        """Returns the loggers that this logger combines; for a single logger, a list that contains only itself."""
         return [self]
 
     def check(self) -> None:
@@ -479,7 +479,7 @@ class _WandbObserver(Observer):
 
 
 def without_run_id(environment: Mapping[str, str], *, warns: bool = True) -> dict[str, str]:
-    """Returns the environment for a sweep without ``WANDB_RUN_ID``, which would give all its runs one W&B id.
+    """Removes ``WANDB_RUN_ID`` from environment variables, because it would make all runs of a sweep one W&B run.
 
     In a process that ``wandb agent`` started for a sweep of W&B, the variable is kept.
 
@@ -488,7 +488,7 @@ def without_run_id(environment: Mapping[str, str], *, warns: bool = True) -> dic
         warns: Whether to print a warning if the id is removed.
 
     Returns:
-        A copy of the environment variables.
+        A copy of ``environment``, normally without the id.
     """
     given = environment.get("WANDB_RUN_ID")
     # An agent of a W&B sweep sets one id per process.

@@ -32,7 +32,7 @@ class MuonAdamW(torch.optim.Optimizer):
         adjust_lr_fn: How Muon scales its learning rate by the shape of a matrix, as in ``torch.optim.Muon``;
             ``match_rms_adamw`` suits learning rates that were chosen for AdamW.
         betas: Decay rates of AdamW's first and second moment, each in [0, 1).
-        eps: Constant added to the root of AdamW's second moment.
+        eps: Constant added to the square root of AdamW's second moment.
 
     Attributes:
         parts: Torch optimizers that make the steps: Muon and AdamW, or one of them if the other has no parameters.
@@ -82,7 +82,7 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Makes a step of both optimizers, with the current groups and state of this one.
+        """Makes a step with both optimizers, which use the current parameter groups and state of this object.
 
         Args:
             closure: Function that computes all gradients and returns the loss; ``None`` if gradients exist already.
@@ -126,5 +126,5 @@ def takes_model(make: OptimizerFactory) -> bool:
 
 
 def optimizer_parts(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
-    """Returns the torch optimizers that make the steps: the parts of a :class:`MuonAdamW`, otherwise the argument."""
+    """Returns the torch optimizers that make the steps: those of a :class:`MuonAdamW`, or the optimizer itself."""
     return optimizer.parts if isinstance(optimizer, MuonAdamW) else (optimizer,)

@@ -21,7 +21,7 @@ __all__ = ["environment", "print_report", "processor", "rows"]
 
 
 def environment() -> dict[str, Any]:
-    """Returns versions, Git commit and machine by name, for the summary of a run; no environment variables."""
+    """Returns versions, Git commit and machine by name, for the summary of a run; contains no environment variables."""
     return {
         "spardl": __version__,
         "python": platform.python_version(),

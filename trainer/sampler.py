@@ -57,7 +57,7 @@ class Sampler(ABC):
         At the end of an epoch, examples that are too few for a step of all workers are skipped.
 
         Args:
-            step: Number of the step since the start of training.
+            step: Number of steps before this one, since the start of training.
 
         Returns:
             int64, shape (batch_size,).
@@ -273,7 +273,7 @@ def load_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
 
 
 def average_buffers(cluster: Cluster, workers: Sequence[TrainingWorker], model: nn.Module) -> None:
-    """Sets the model's floating-point buffers to their mean over all workers, summed in the order of the ranks."""
+    """Sets the model's floating-point buffers to their mean over all workers; all workers must call it together."""
     rows = gather_rows(cluster, [worker.floating_buffers() for worker in workers])
     mean = torch.stack(rows).mean(0)
     # Integer buffers, such as the number of tracked batches, are equal on all workers.

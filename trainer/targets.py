@@ -1,4 +1,4 @@
-"""Checks, renames and completes targets: the classes and functions that a configuration names with ``_target_``.
+"""Checks configurations and renames their targets: the classes and functions that ``_target_`` names.
 
 The id of a run is a hash of its configuration. For the hash, each target gets the module path that it had in version
 0.1.0 (``_PLACES``), so that a run keeps its id when a class moves to another module. Classes that were added later are

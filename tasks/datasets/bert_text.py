@@ -86,7 +86,8 @@ def bert_text(
         root: Data folder that contains the vocabulary.
         cache: Folder in which the tokens are cached.
         vocab_size: Number of word pieces that the vocabulary must contain.
-        source: Any data in JSON types that change whenever the text changes, such as sizes and times of its files.
+        source: Description of the text in JSON types, such as sizes and times of its files. If the description changes,
+            the text is tokenized again.
         documents: Function that returns the training documents and the held-out documents; a document is a list of
             sentences.
 
@@ -116,7 +117,8 @@ def learned_text(
         name: Name of the data set.
         cache: Folder in which the tokens are cached.
         vocab_size: Number of token ids; some are unused if the text is small.
-        source: Any data in JSON types that change whenever the text changes, such as sizes and times of its files.
+        source: Description of the text in JSON types, such as sizes and times of its files. If the description changes,
+            the text is tokenized again.
         documents: Function that returns the training documents and the held-out documents; a document is a list of
             sentences.
 
@@ -169,7 +171,8 @@ def pydocs_pieces(name: str, vocab_size: int) -> TextDataset:
 
     Args:
         name: Name of the data set that is replaced.
-        vocab_size: Number of token ids that the data set declares, even if fewer occur.
+        vocab_size: Number of token ids of the data set that is replaced. The result has at least as many ids, even if
+            some of them do not occur.
 
     Returns:
         The text of :func:`tasks.datasets.pydocs.load_pydocs`, with a caveat for readers of the results.

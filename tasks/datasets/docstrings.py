@@ -43,9 +43,9 @@ def docstrings(
 
     The sources of about 50 modules are parsed, not imported; they have about 3,600 docstrings of 37 words on average.
     The classes are the subjects of :data:`SUBJECTS`, in the order of their size: internet, testing and debugging,
-    concurrency, files, numbers, text formats. The first has 30% of the texts. Of texts with the same words, one is
-    used. A fifth of the texts, chosen by their hashes, is held out for tests. The texts depend on the version of
-    Python, so only results of equal versions can be compared.
+    concurrency, files, numbers, text formats. The first has 30% of the texts. Of several texts with the same words,
+    only one is used. A fifth of the texts, chosen by their hashes, is held out for tests. The texts depend on the
+    version of Python, so only results of equal versions can be compared.
 
     Args:
         cache: Folder in which the tokens are cached, since parsing takes more than a second.

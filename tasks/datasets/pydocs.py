@@ -60,8 +60,8 @@ def load_pydocs(vocab_size: int = 4000) -> TextDataset:
 def load_pydocs_chars(vocab_size: int = 96) -> TextDataset:
     """Loads the text of :func:`load_pydocs` with characters as tokens; about 300,000 tokens are for training.
 
-    The split into training and test text is the same. The text depends on the version of Python, so only results of
-    equal versions can be compared.
+    The split into training and test text is that of :func:`load_pydocs`. The text depends on the version of Python, so
+    only results of equal versions can be compared.
 
     Args:
         vocab_size: Number of token ids: the most frequent characters, ``<eos>`` (the end of a paragraph) and ``<unk>``.
@@ -104,7 +104,7 @@ def pydocs_words(name: str, vocab_size: int) -> TextDataset:
 
     Args:
         name: Name of the data set that is replaced.
-        vocab_size: Number of token ids that the data set declares; the text has about 3,500 words.
+        vocab_size: Number of token ids. The text has about 3,500 different words, so some ids may be unused.
 
     Returns:
         Data set with words and punctuation marks as tokens.

@@ -40,7 +40,7 @@ NUM_LABELS = 1 + len(ALPHABET)
 
 
 def encode(text: str) -> Tensor:
-    """Converts a text to labels, one per character: its position in ``ALPHABET`` plus 1; int64, shape (characters,).
+    """Converts a text to labels, the positions of its characters in ``ALPHABET`` plus 1: int64, shape (characters,).
 
     Raises:
         ValueError: If a character is not in the alphabet.
@@ -49,7 +49,7 @@ def encode(text: str) -> Tensor:
 
 
 def decode(labels: Iterable[int]) -> str:
-    """Converts labels, none of which may be ``BLANK``, to the text for which :func:`encode` returns them."""
+    """Converts labels back to the text from which :func:`encode` made them; no label may be ``BLANK``."""
     return "".join(ALPHABET[label - 1] for label in labels)
 
 

@@ -65,9 +65,10 @@ def wikipedia(
 
 
 def documents_of(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Yields the documents in a sequence of lines: lists of lines without blank lines, which end a document.
+    """Groups lines into documents, which are separated by blank lines.
 
-    Consecutive spaces in a line become one space.
+    Yields:
+        The lines of each document. Consecutive spaces in a line are replaced by one space.
     """
     document: list[str] = []
     for line in [*lines, ""]:

@@ -120,8 +120,8 @@ def wikitext2_articles(
     """Loads WikiText-2 as 600 training and 60 test articles, in the word pieces of bert-base-uncased.
 
     In the published text, a hyphen, comma or point inside a word or number is written as `` @-@ ``, `` @,@ `` or
-    `` @.@ ``; this is undone. The ``<unk>`` that replaces a rare word becomes ``[UNK]``. Headings are omitted.
-    Tokenization takes seconds, and its result is cached.
+    `` @.@ ``. Here, these spaces and ``@`` are removed, and the ``<unk>`` that replaces a rare word becomes ``[UNK]``.
+    Headings are omitted. Tokenization takes seconds, and its result is cached.
 
     Args:
         root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt`` and

@@ -22,7 +22,8 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
     Args:
         texts: Texts to learn from, at least a few sentences.
-        vocab_size: Maximum number of token ids. A small text may have fewer; an alphabet that does not fit has more.
+        vocab_size: Maximum number of token ids. The result may have fewer if the text is small. It has more if there
+            are more single letters and special tokens than ``vocab_size``.
 
     Returns:
         A tokenizer whose first ids are those of :class:`SpecialTokens`.

@@ -48,10 +48,14 @@ class _Convolution(nn.Module):
         self.norm = _FrameNorm(out_channels)
 
     def forward(self, images: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Applies the block to images of shape (batch, channels, bins, time); ``lengths`` has shape (batch,).
+        """Applies convolution, normalization and activation.
+
+        Args:
+            images: Input of shape (batch, channels, bins, time).
+            lengths: Number of frames of each utterance, without padding: int64, shape (batch,).
 
         Returns:
-            The output, with the same dimensions, and its number of frames for each item, shape (batch,).
+            Output of shape (batch, channels, bins, time), and its number of frames for each utterance, shape (batch,).
         """
         out = self.convolution(images).permute(0, 3, 1, 2)
         lengths = _halved(lengths, self.time_stride)

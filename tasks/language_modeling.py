@@ -23,9 +23,10 @@ LARGEST_EXPONENT = 700.0  # exp of more overflows
 
 
 class TokenWindows:
-    """A token stream cut into consecutive windows, each starting with the last token of the one before.
+    """A token stream cut into consecutive windows.
 
-    Every token except the first is the target of exactly one window; the last window is padded with -100.
+    A window starts with the last token of the previous window, so that every token except the very first is predicted
+    in exactly one window. The last window is padded with -100.
 
     Args:
         stream: At least two tokens: int64, shape (tokens,).

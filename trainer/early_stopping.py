@@ -106,9 +106,9 @@ class Stopper:
             self._waited += 1
 
     def outcome(self) -> dict[str, Any]:
-        """Returns entries for the summary of a run that ended early: watched metric, its best value, and its step.
+        """Returns entries for the summary of a run that ended early; empty for other runs.
 
-        For a run that did not end early, the result is empty.
+        They state the watched metric, its best value, the step of that value, and the number of evaluations since.
         """
         if not self.stops:
             return {}

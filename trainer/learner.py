@@ -503,7 +503,7 @@ class Learner:
         return (step - self._shift) / self.steps_per_epoch
 
     def ends_interval(self, step: int, epochs: float) -> bool:
-        """Returns whether an interval of ``epochs`` epochs, rounded to at least one step, ends after ``step`` steps."""
+        """Returns whether ``step`` is the end of an interval of ``epochs`` epochs, but of at least one step."""
         return (step - self._shift) % max(1, round(epochs * self.steps_per_epoch)) == 0
 
     @property

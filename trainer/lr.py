@@ -100,7 +100,7 @@ class LinearDecay(LrSchedule):
 
 @dataclass(frozen=True)
 class Exponential(LrSchedule):
-    """Decays by a constant factor after every epoch.
+    """Multiplies the learning rate by a constant factor after every epoch.
 
     Args:
         gamma: Factor per epoch since the start of training, in (0, 1].
@@ -123,10 +123,10 @@ class Exponential(LrSchedule):
 
 @dataclass(frozen=True)
 class MultiStep(LrSchedule):
-    """Decays by a constant factor at given epochs.
+    """Multiplies the learning rate by a constant factor at given epochs.
 
     Args:
-        milestones: Epochs at which the learning rate decays.
+        milestones: Epochs at which the learning rate changes.
         gamma: Factor at each milestone.
 
     Raises:

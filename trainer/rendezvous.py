@@ -190,7 +190,7 @@ class Rendezvous:
         """Lists the ranks that have not set their key in the store.
 
         Args:
-            name: Common part of the keys, before the slash and the rank.
+            name: Common part of the keys, which have the form ``NAME/RANK``.
             keys: Keys to check; by default those of all ranks.
 
         Returns:

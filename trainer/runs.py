@@ -35,7 +35,7 @@ __all__ = [
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
-    """Serializes to strict JSON; NaN and infinities, which JSON lacks, become ``null``."""
+    """Returns ``content`` as strict JSON, in which NaN and infinities become ``null``."""
     return json.dumps(_without_gaps(content), indent=indent, allow_nan=False)
 
 

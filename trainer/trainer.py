@@ -141,7 +141,7 @@ class Window:
         self._bytes = self._cluster.ledgers[0].bytes_sent
 
     def add(self, losses: Sequence[float]) -> None:
-        """Adds the losses of a step; non-finite losses count only if there are no others."""
+        """Adds the losses of a step; non-finite losses are ignored unless all losses of the window are non-finite."""
         self._steps += 1
         for sums, loss in zip(self._losses, losses, strict=True):
             if math.isfinite(loss):

@@ -41,7 +41,7 @@ def houses(
     split_seed: int = 0,
     stand_in: bool = False,
 ) -> MeasuredImageDataset:
-    """Loads 535 houses: for each, a montage of four pictures (bathroom, bedroom; front, kitchen) and the price.
+    """Loads 535 houses, each with its price and a montage of four pictures: bathroom, bedroom, front and kitchen.
 
     Three quarters (401 houses) are for training, one quarter (134) for tests.
 

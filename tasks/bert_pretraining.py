@@ -34,8 +34,8 @@ class BertPretraining(Task):
         mask_fraction: Share of the word pieces in a sequence to predict.
 
     Raises:
-        ConfigError: If the data set contains no text with BERT's special tokens, or too few documents, or an option is
-            out of range.
+        ConfigError: If the data set is not a text with BERT's special tokens, contains too few documents, or an option
+            is out of range.
 
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019, section 3.1.
     """
@@ -83,21 +83,26 @@ class BertPretraining(Task):
         return self.model(tokens=self.vocab_size, seq_len=self.seq_len)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns the mean loss per masked token plus the mean loss per pair, in nats."""
+        """Returns the mean loss per masked token plus the mean loss per pair of segments, in nats: a scalar."""
         placed = place(batch, model)
         words, labels, pairs = _guess(model, placed)
         return F.cross_entropy(words, labels) + F.cross_entropy(pairs, placed["next_sentence_label"])
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns the sums that ``sums`` names, of losses in nats and of counts: float64, shape (len(sums),)."""
+        """Returns the sums named by ``sums``, losses in nats and counts: float64, shape (len(sums),)."""
         placed = place(batch, model)
         words, labels, pairs = _guess(model, placed)
         loss, hits, count = score(words, labels)
         return torch.stack([loss, count, hits, *score(pairs, placed["next_sentence_label"])])
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns ``loss`` (``mlm_loss`` plus ``nsp_loss``), all in nats, and both accuracies as fractions."""
+        """Returns the metrics of a whole split.
+
+        Returns:
+            In nats: ``mlm_loss`` (masked tokens), ``nsp_loss`` (next sentences) and their sum, ``loss``. As fractions:
+            ``mlm_accuracy`` and ``nsp_accuracy``.
+        """
         mlm_loss = sums["mlm_loss"] / sums["masked"]
         nsp_loss = sums["nsp_loss"] / sums["examples"]
         return {

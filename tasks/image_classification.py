@@ -22,8 +22,8 @@ FEW = 5
 class ImageClassification(Task):
     """Classification with cross entropy, evaluated by accuracy.
 
-    A prediction is correct if no class has a higher logit than the right one; of classes with equal logits, the first
-    counts as higher. It counts for top-5 accuracy if fewer than five classes count as higher.
+    Classes are ranked by their logits; of classes with equal logits, the one with the lower index ranks higher. A
+    prediction is correct if the right class ranks first, and correct in the top 5 if it is among the first five.
 
     Args:
         model: Function that builds the network from ``num_classes``, ``in_channels`` and ``image_size``.
@@ -62,10 +62,11 @@ class ImageClassification(Task):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns summed cross entropy, and numbers of images: correct, correct in the top 5, and all.
+        """Returns the sums named by ``sums``, to be added up over batches.
 
         Returns:
-            float64, shape (4,), on the model's device.
+            Summed cross entropy in nats, number of correct images, number of images correct in the top 5, and number of
+            all images: float64, shape (4,), on the model's device.
         """
         placed = place(batch, model)
         logits, labels = model(placed["images"]).double(), placed["labels"]
@@ -77,8 +78,8 @@ class ImageClassification(Task):
         """Returns the metrics of a whole split.
 
         Returns:
-            ``loss``: mean cross entropy in nats; ``accuracy``: a fraction between 0 and 1; with more than five classes
-            also ``top5_accuracy``, a fraction.
+            ``loss``, the mean cross entropy in nats, and ``accuracy``, a fraction between 0 and 1. With more than five
+            classes also ``top5_accuracy``, a fraction.
         """
         figures = {"loss": sums["loss"] / sums["count"], "accuracy": sums["correct"] / sums["count"]}
         if self.dataset.num_classes > FEW:

@@ -50,15 +50,15 @@ class ImageRegression(Task):
         self.spread = max(math.sqrt(variance), SMALLEST_SPREAD)
 
     def weigh(self, numbers: Tensor) -> Tensor:
-        """Returns the weight of the squared error of each number, up to a common factor; of any shape."""
+        """Returns the weight of each number's squared error, up to a common factor: same shape as ``numbers``."""
         return torch.ones_like(numbers)
 
     def to_scale(self, numbers: Tensor) -> Tensor:
-        """Converts numbers, of any shape, to the scale on which errors are minimized."""
+        """Converts numbers, of any shape, to the scale on which the model learns them; here, it is the same scale."""
         return numbers
 
     def from_scale(self, scaled: Tensor) -> Tensor:
-        """Undoes :meth:`to_scale`."""
+        """Converts numbers, of any shape, back from the scale of :meth:`to_scale`."""
         return scaled
 
     def build_model(self) -> nn.Module:
@@ -70,7 +70,7 @@ class ImageRegression(Task):
         return self.model(num_classes=1, in_channels=self.dataset.in_channels, image_size=self.dataset.image_size)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns the mean squared error of the standardized numbers."""
+        """Returns the weighted mean squared error of the standardized numbers: a scalar."""
         placed = place(batch, model)
         return self._squares(model(placed["images"]).squeeze(1), placed["labels"]).mean()
 
@@ -84,11 +84,11 @@ class ImageRegression(Task):
         return torch.stack([loss, *self._sum_errors(errors, numbers), loss.new_tensor(len(numbers))])
 
     def predict(self, outputs: Tensor) -> Tensor:
-        """Converts the model's outputs to numbers in the unit of the data set."""
+        """Converts the model's outputs, of any shape, to numbers in the unit of the data set."""
         return self.from_scale(outputs * self.spread + self.center)
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns ``loss``, the mean squared error of the standardized number, and ``mae``, in the data set's unit."""
+        """Returns ``loss``, as in training, and ``mae``, the mean absolute error in the unit of the data set."""
         return {"loss": sums["loss"] / sums["count"], "mae": sums["absolute"] / sums["count"]}
 
     def _squares(self, outputs: Tensor, numbers: Tensor) -> Tensor:
@@ -106,15 +106,15 @@ class RatioRegression(ImageRegression):
     The model learns the logarithm of the number, and the squared error of a number ``y`` has the weight ``1 / y``. Both
     together minimize the MAPE: if ``log y`` has a normal distribution of mean ``m`` and variance ``v``, the prediction
     with the smallest expected ``|prediction - y| / y`` is ``exp(m - v)``, and so is the one with the smallest expected
-    ``(log prediction - log y)**2 / y``. Without the weight, it would be ``exp(m)``, which is far too high if the
-    uncertainty is large: a prediction can be too high by several times the number, but too low by at most the number.
+    ``(log prediction - log y)**2 / y``. Without the weight, the prediction would be ``exp(m)``. This is too high for a
+    small MAPE: the relative error of a low prediction is at most 1, but that of a high prediction has no limit.
     """
 
     metric: ClassVar[str] = "mape"
     sums: ClassVar[tuple[str, ...]] = ("loss", "absolute", "relative", "count")
 
     def weigh(self, numbers: Tensor) -> Tensor:
-        """Returns the reciprocals of numbers, of any shape."""
+        """Returns the weight of each number's squared error, its reciprocal: same shape as ``numbers``."""
         return numbers.reciprocal()
 
     def to_scale(self, numbers: Tensor) -> Tensor:
@@ -126,7 +126,7 @@ class RatioRegression(ImageRegression):
         return scaled.exp()
 
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Returns the metrics of :class:`ImageRegression`, and ``mape``, the mean relative error as a fraction."""
+        """Returns the metrics of :class:`ImageRegression`, and ``mape``, the mean relative error, as a fraction."""
         return super().summarize(sums) | {"mape": sums["relative"] / sums["count"]}
 
     def _sum_errors(self, errors: Tensor, numbers: Tensor) -> list[Tensor]:
@@ -134,11 +134,14 @@ class RatioRegression(ImageRegression):
 
 
 def image_regression(model: Callable[..., nn.Module], dataset: Dataset) -> ImageRegression:
-    """Makes the task for a data set: regression on ratios if all numbers are positive, otherwise on differences.
+    """Makes the task for a data set; evaluates relative errors if all numbers are positive, otherwise absolute errors.
 
     Args:
         model: Function that builds the network from ``num_classes=1``, ``in_channels`` and ``image_size``.
         dataset: Data set of images with numbers.
+
+    Returns:
+        A :class:`RatioRegression` if all numbers are positive, otherwise an :class:`ImageRegression`.
 
     Raises:
         ConfigError: If the data set holds no images with numbers.

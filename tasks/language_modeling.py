@@ -23,15 +23,16 @@ LARGEST_EXPONENT = 700.0  # exp of more overflows
 
 
 class TokenWindows:
-    """A token stream cut into consecutive windows, each starting with the last token of the one before.
+    """A token stream cut into consecutive windows.
 
-    Every token except the first is the target of exactly one window; the last window is padded with -100.
+    A window starts with the last token of the previous window, so that every token except the very first is predicted
+    in exactly one window. The last window is padded with -100.
 
     Args:
         stream: At least two tokens: int64, shape (tokens,).
         seq_len: Number of tokens that a window predicts.
-        context: Number of tokens before these that the model reads but does not predict.
-        before: Token that replaces tokens before the start of the text.
+        context: Number of additional tokens at the beginning of a window, which the model reads but does not predict.
+        before: Token that fills the context of the first windows, before the start of the text.
     """
 
     def __init__(self, stream: Tensor, seq_len: int, context: int = 0, before: int = 0) -> None:
@@ -52,8 +53,8 @@ class TokenWindows:
             generator: Not used, because nothing here is random.
 
         Returns:
-            int64 tensors: ``tokens``, shape (batch, context + seq_len + 1), -100 after the end of the text, and
-            ``windows``, shape (batch,), the indices.
+            int64 tensors: ``tokens``, shape (batch, context + seq_len + 1), with -100 after the end of the text, and
+            ``windows``, shape (batch,), which are ``indices``.
         """
         return {"tokens": self.windows[indices], "windows": indices}
 
@@ -78,19 +79,21 @@ def _targets(logits: Tensor, tokens: Tensor, seq_len: int) -> tuple[Tensor, Tens
 class LanguageModeling(Task):
     """Next-token prediction, evaluated by perplexity per token.
 
-    Without ``lanes``, training draws windows at random, and each starts from a zero state. With ``lanes``, each row of
-    a worker's batches follows the text, and starts from the final state of its previous window (truncated
-    back-propagation through time). A test window always starts from a zero state and reads ``eval_context`` tokens
-    before it predicts, so the metric does not depend on batch size and number of workers.
+    The text is cut into windows. Without ``lanes``, training shuffles the windows, and a recurrent network starts each
+    from a zero state. With ``lanes``, each row of a batch continues the text of the same row in the previous batch, and
+    starts from the final state of that row (truncated back-propagation through time). A test window always starts from
+    a zero state and reads ``eval_context`` tokens before it predicts, so that the metric depends neither on the batch
+    size nor on the number of workers.
 
     Args:
-        model: Function that builds the network from ``vocab_size``; it maps tokens (batch, time) to logits (batch,
-            time, vocab_size), each from the tokens up to there. With ``lanes``, it is also built from these, and called
-            with the windows' numbers.
+        model: Function that builds the network from ``vocab_size`` and, if set, ``lanes``. The network maps tokens
+            (batch, time) to logits of each next token (batch, time, vocab_size). With ``lanes``, the network also
+            receives the indices of the windows.
         dataset: Data set of text.
         seq_len: Number of tokens that a window predicts.
         eval_context: Number of tokens before a test window that the model reads first.
-        lanes: Number of rows of a batch (``training.batch_size``), to keep their states; ``None`` keeps no states.
+        lanes: Number of rows of a batch, ``training.batch_size``, if states are kept from batch to batch; ``None``
+            keeps no states.
 
     Raises:
         ConfigError: If the data set contains no text, ``seq_len`` is below 1 or ``eval_context`` below 0.
@@ -127,7 +130,7 @@ class LanguageModeling(Task):
         return self.model(vocab_size=self.vocab_size, **carried)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns the mean negative log likelihood of a batch's tokens, in nats."""
+        """Returns the mean negative log likelihood of the predicted tokens of a batch, in nats: a scalar."""
         placed = place(batch, model)
         known = placed["tokens"][:, :-1].clamp(min=0)
         logits = model(known, placed["windows"]) if self.consecutive else model(known)
@@ -135,7 +138,7 @@ class LanguageModeling(Task):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns summed negative log likelihood in nats, and number of tokens: float64, shape (2,)."""
+        """Returns summed negative log likelihood in nats, and number of predicted tokens: float64, shape (2,)."""
         tokens = place(batch, model)["tokens"]
         logits, targets = _targets(model(tokens[:, :-1].clamp(min=0)), tokens, self.seq_len)
         nll = F.cross_entropy(logits, targets, ignore_index=BEYOND, reduction="none").double().sum()

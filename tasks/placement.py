@@ -10,7 +10,7 @@ __all__ = ["place"]
 
 
 def place(batch: Batch, model: nn.Module) -> dict[str, Tensor]:
-    """Moves a batch to the model's device; floating tensors also take its parameters' dtype.
+    """Moves a batch to the model's device, and converts floating-point tensors to the dtype of its parameters.
 
     Args:
         batch: Tensors of any shape, by name.

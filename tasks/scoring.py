@@ -1,4 +1,4 @@
-"""Counters for evaluation metrics."""
+"""Sums over a batch from which evaluation metrics are computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ __all__ = ["score"]
 
 
 def score(logits: Tensor, labels: Tensor) -> Tensor:
-    """Returns the sums for cross entropy and accuracy of a batch.
+    """Returns the sums of a batch from which cross entropy and accuracy are computed.
 
     Args:
         logits: Logits of shape (examples, classes).

@@ -64,13 +64,14 @@ def _pack(starts: list[int], first: int, last: int, capacity: int) -> list[tuple
 class SentencePairs:
     """Pairs of segments with masked words, for the pre-training of BERT.
 
-    An example is a run of whole sentences. Segment A ends at a random boundary between them. Segment B continues there
-    or, with probability 1/2, at a random sentence of another document, until the sequence is full or the document ends.
-    15% of the word pieces must be predicted: 80% of these become ``[MASK]``, 10% a random word, 10% stay. Every random
-    choice is drawn again each time an example is used.
+    An example consists of consecutive whole sentences of a document. Segment A ends at a random boundary between them.
+    Segment B continues there or, with probability 1/2, begins at a random sentence of another document; it ends when
+    the sequence is full or the document ends. Of the word pieces, 15% must be predicted: 80% of these become
+    ``[MASK]``, 10% a random word piece, and 10% are not changed. All random choices are drawn again each time an
+    example is used.
 
-    Two details differ from the published program: a sentence longer than half a sequence is cut, and sentences that a
-    random segment B replaces remain available, so an epoch always has the same length.
+    Two details differ from the published program. A sentence longer than half a sequence is cut. Sentences that a
+    random segment B replaces are not moved to the next example, so that an epoch always has the same length.
 
     Args:
         corpus: Corpus of at least two documents, one of which has at least two sentences.
@@ -124,13 +125,13 @@ class SentencePairs:
 
         Args:
             indices: Positions of the examples: int64, shape (batch,).
-            generator: Source of random numbers for segment ends, random segments and masks; ``None`` derives them from
-                each index.
+            generator: Source of random numbers for segment ends, random segments and masks. ``None`` derives them from
+                the position of each example, so that an example is always the same.
 
         Returns:
-            int64: ``input_ids``, ``token_type_ids`` (1 in segment B), ``attention_mask`` (0 in the
-            padding) and ``labels`` (-100 where nothing is predicted), each of shape (batch, seq_len);
-            ``next_sentence_label``, shape (batch,), 1 if segment B is random.
+            int64 tensors: ``input_ids``, ``token_type_ids`` (1 in segment B), ``attention_mask`` (0 in the padding) and
+            ``labels`` (-100 where nothing is predicted), each of shape (batch, seq_len); ``next_sentence_label``, shape
+            (batch,), 1 if segment B is random.
         """
         chances = self._chances(indices, generator)
         choices, places = chances[:, :3], chances[:, 3:].view(len(indices), 3, self.seq_len)

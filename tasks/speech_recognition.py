@@ -18,7 +18,7 @@ __all__ = ["SpeechRecognition", "greedy_texts"]
 
 
 def greedy_texts(logits: Tensor, lengths: Tensor) -> list[str]:
-    """Decodes the most likely label of every frame; merges repetitions and omits blanks.
+    """Converts logits to texts: takes the most likely label of every frame, merges repetitions, and omits blanks.
 
     Args:
         logits: Logits of shape (batch, frames, labels).
@@ -68,10 +68,10 @@ class SpeechRecognition(Task):
         return self.model(num_labels=self.dataset.num_labels, num_bins=self.dataset.num_bins)
 
     def loss(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns the negative log likelihood of a text in nats, averaged over utterances.
+        """Returns the negative log likelihood of a text in nats, averaged over utterances: a scalar.
 
-        An utterance with too few frames for its text would have an infinite loss; it counts as 0 instead, and so
-        does its gradient.
+        An utterance with too few frames for its text would have an infinite loss. Its loss and its gradient count as 0
+        instead.
         """
         placed = place(batch, model)
         logits, lengths = model(placed["spectrograms"], placed["lengths"])
@@ -79,7 +79,10 @@ class SpeechRecognition(Task):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns summed loss and numbers of utterances, edited and all words and characters: float64, shape (6,)."""
+        """Returns the sums named by ``sums``, a loss in nats and counts: float64, shape (len(sums),).
+
+        Edits are the substitutions, omissions and insertions that separate an output from its transcript.
+        """
         placed = place(batch, model)
         logits, lengths = model(placed["spectrograms"], placed["lengths"])
         texts = greedy_texts(logits, lengths)
@@ -95,8 +98,9 @@ class SpeechRecognition(Task):
         """Returns the metrics of a whole split.
 
         Returns:
-            ``loss``: nats per utterance; ``wer``: substituted, missing and added words per word of the transcript;
-            ``cer``: the same for characters, including spaces. Without any output, both are 1; they can exceed 1.
+            ``loss``, in nats per utterance; ``wer``, the number of substituted, missing and added words per word of the
+            transcripts; and ``cer``, the same for characters, including spaces. Empty outputs give a ``wer`` and a
+            ``cer`` of 1, and both can exceed 1.
         """
         return {
             "loss": sums["loss"] / sums["utterances"],

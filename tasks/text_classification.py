@@ -51,7 +51,7 @@ class TextClassification(Task):
 
     @torch.no_grad()
     def measure(self, model: nn.Module, batch: Batch) -> Tensor:
-        """Returns summed cross entropy, number of correct texts and of all texts: float64, shape (3,)."""
+        """Returns summed cross entropy in nats, number of correct texts, and number of texts: float64, shape (3,)."""
         placed = place(batch, model)
         return score(model(placed["tokens"], placed["lengths"]), placed["labels"])
 

@@ -1,4 +1,4 @@
-"""The trainer behind train.py: the training loop, and the parts that a configuration can name."""
+"""The trainer that train.py runs: the training loop, and the classes that a configuration can name."""
 
 from trainer.launch import ProcessGroup, Simulated
 from trainer.loggers import Csv, Several, TensorBoard

@@ -1,4 +1,8 @@
-"""Builds the parts of an experiment from a resolved configuration; defines which classes it may name."""
+"""Builds an experiment from a configuration, and defines which classes a configuration may name.
+
+A configuration is resolved if all its interpolations (``${...}``) are replaced by values. As plain data, it consists of
+dicts, lists, strings, numbers, booleans and ``None``.
+"""
 
 from __future__ import annotations
 
@@ -97,8 +101,11 @@ def build(config: DictConfig, label: str) -> Experiment:
     """Builds the parts that a configuration names, and checks that they can be combined.
 
     Args:
-        config: Configuration composed by Hydra, without Hydra's own node.
-        label: Readable beginning of the run folder's name.
+        config: Configuration composed by Hydra, without the node ``hydra``.
+        label: Beginning of the run folder's name, such as ``topka-resnet20-cifar10``; the run's id follows.
+
+    Returns:
+        The experiment, which is not started yet.
 
     Raises:
         ConfigError: If the parts cannot be combined, or a value is out of range.
@@ -127,7 +134,7 @@ def _recall(folder: Path) -> dict[str, Any]:
 
 
 def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
-    """Builds the training plan of a resolved configuration: task, method, optimizer and schedules.
+    """Builds the training plan of a configuration: task, method, optimizer, schedules and settings.
 
     Args:
         plain: Resolved configuration, as plain data.
@@ -149,10 +156,13 @@ def build_plan(plain: Mapping[str, Any], dataset: Any) -> Plan:
 
 
 def build_dataset(plain: Mapping[str, Any]) -> Any:
-    """Reads or generates the data set of a resolved configuration.
+    """Reads or generates the data set that a configuration names.
 
     Args:
         plain: Resolved configuration, as plain data.
+
+    Returns:
+        The data set, normally a :class:`tasks.datasets.base.Dataset`.
 
     Raises:
         DataError: If the data set is missing or invalid.
@@ -168,7 +178,7 @@ def build_dataset(plain: Mapping[str, Any]) -> Any:
 
 
 def build_method(plain: Mapping[str, Any]) -> Method:
-    """Builds the method of a resolved configuration.
+    """Builds the method of a configuration: compressor, communicator, residual, momentum, warm-up and wire format.
 
     Args:
         plain: Resolved configuration, as plain data.

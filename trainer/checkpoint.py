@@ -1,8 +1,9 @@
 """Checkpoints: the complete training state, one file per worker, written atomically.
 
 A checkpoint is a folder, such as ``step-00000120``, with ``shared.pt`` (state common to all workers), ``rank-R.pt``
-(residual, random state, running statistics and counts of rank R) and ``manifest.json`` (checksums). It is written under
-another name and renamed when all workers have finished, so a crash at any moment leaves the previous checkpoint intact.
+(residual, random state, running statistics, and counts of time and bytes of rank R) and ``manifest.json`` (checksums).
+The folder has another name until all workers have written their files, so that a crash at any moment leaves the
+previous checkpoint intact.
 
 Every file also stores the identity of the checkpoint under the key ``checkpoint``: format version, run id, step and
 world size; ``.pt`` files store their rank as well. Checkpoints of earlier versions without these fields still load.
@@ -62,15 +63,15 @@ def save_checkpoint(
     keep: int,
     run: str | None = None,
 ) -> Path:
-    """Writes a checkpoint; a collective operation of all workers.
+    """Writes a checkpoint and removes old ones; all workers must call this function together.
 
     Args:
         folder: Folder of the run's checkpoints.
         step: Number of steps done.
         cluster: Workers that save together.
-        parts: Functions that return the state of each local rank.
-        shared: Function that returns the state common to all workers, which rank 0 saves.
-        keep: Number of checkpoints to keep.
+        parts: For each local rank (rank of a worker in this process), a function that returns its state.
+        shared: Function that returns the state common to all workers; called only by rank 0, which saves it.
+        keep: Number of checkpoints to keep, including the new one.
         run: Id of the run, stored in every file.
 
     Returns:
@@ -138,19 +139,19 @@ def _rank_file(rank: int) -> str:
 
 
 def at_step(folder: Path, step: int) -> Path:
-    """Returns the path of the checkpoint after ``step`` steps."""
+    """Returns the path in ``folder`` of the checkpoint after ``step`` steps, whether or not it exists."""
     return folder / f"step-{step:08d}"
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """Returns the checkpoints in a folder, oldest first."""
+    """Returns the paths of the checkpoints in ``folder``, in the order of their steps."""
     return sorted(path for path in folder.glob("step-*") if path.is_dir())
 
 
 def find_checkpoint(
     folder: Path, workers: int | None, run: str | None = None
 ) -> tuple[Path | None, list[CheckpointError]]:
-    """Finds the newest valid checkpoint.
+    """Finds the newest valid checkpoint of a run.
 
     Args:
         folder: Folder of the run's checkpoints.
@@ -158,12 +159,13 @@ def find_checkpoint(
         run: Required run id; ``None`` for any.
 
     Returns:
-        The checkpoint, or ``None`` if there is none; and the errors of newer checkpoints.
+        The path of the checkpoint, or ``None`` if the folder has no checkpoints; and a list with the error of each
+        newer checkpoint that is damaged.
 
     Raises:
-        CheckpointError: If there are checkpoints, but none is valid; or if a checkpoint at least as new as the newest
-            valid one has another run, step, larger world size or unknown format. Falling back to an older checkpoint
-            would then delete this one.
+        CheckpointError: If there are checkpoints, but none is valid. Also if the newest valid checkpoint, or a newer
+            one, belongs to another run, step or world size, or has an unknown format: a run that continued from an
+            older checkpoint would later delete it.
     """
     faults: list[CheckpointError] = []
     for candidate in reversed(list_checkpoints(folder)):
@@ -181,7 +183,7 @@ def find_checkpoint(
 
 
 def newest_valid(folder: Path, last: int) -> int | None:
-    """Returns the step of the newest valid checkpoint up to step ``last``, of any world size."""
+    """Returns the step of the newest valid checkpoint up to step ``last``; ``None`` if there is none."""
     numbers = [path.name.removeprefix("step-") for path in list_checkpoints(folder)]
     for step in sorted((int(number) for number in numbers if number.isdecimal() and int(number) <= last), reverse=True):
         with suppress(CheckpointError):
@@ -295,14 +297,16 @@ def _corrupt(checkpoint: Path, reason: str) -> CheckpointError:
 
 @contextmanager
 def restoring(checkpoint: Path, rank: int | None) -> Iterator[None]:
-    """Converts errors in the ``with`` block, in which a file's state is restored, to errors that name the file.
+    """Converts errors in the ``with`` block to errors that name a file of a checkpoint.
+
+    The block must restore the content of this file, which :func:`load_part` has returned.
 
     Args:
         checkpoint: Folder of the checkpoint.
-        rank: Rank whose file is restored; ``None`` for the common state.
+        rank: Rank whose file is restored; ``None`` for the file of the common state.
 
     Raises:
-        CheckpointError: If a key is missing, or a value has another type or shape.
+        CheckpointError: If the block fails, because a key is missing or a value has a wrong type or shape.
     """
     name = _part_file(rank)
     try:
@@ -318,7 +322,15 @@ def restoring(checkpoint: Path, rank: int | None) -> Iterator[None]:
 
 
 def load_part(checkpoint: Path, rank: int | None, device: torch.device) -> dict[str, Any]:
-    """Loads the state of a rank, or with ``None`` the common state; executes no code from the file.
+    """Loads one file of a checkpoint, without executing code from it.
+
+    Args:
+        checkpoint: Folder of the checkpoint.
+        rank: Rank whose state to load; ``None`` for the state common to all workers.
+        device: Device of the loaded tensors.
+
+    Returns:
+        The state that was saved, by name.
 
     Raises:
         CheckpointError: If the file cannot be read, or belongs to another checkpoint or rank.
@@ -357,12 +369,12 @@ def _described(identity: Mapping[str, Any] | None) -> str:
 
 
 class Restart:
-    """Resumes a run at another world size.
+    """Resumes a run from a checkpoint of another world size.
 
     Args:
-        before: World size of the checkpoint.
+        before: World size at which the checkpoint was saved.
         checkpoint: Folder of the checkpoint.
-        device: Device that tensors are loaded to.
+        device: Device of the loaded tensors.
     """
 
     def __init__(self, before: int, checkpoint: Path, device: torch.device) -> None:
@@ -371,7 +383,7 @@ class Restart:
         self._sums: dict[int, float] = {}
 
     def load(self, rank: int) -> Mapping[str, Any]:
-        """Loads the state of a rank of the checkpoint."""
+        """Loads the state that ``rank`` saved, and remembers the sum of its residual for :meth:`figures`."""
         part = load_part(self._checkpoint, rank, self._device)
         with restoring(self._checkpoint, rank):
             groups = part["synchronizer"]["groups"]
@@ -379,16 +391,19 @@ class Restart:
         return part
 
     def shift(self, plan: Plan, step: int, shift: int, size: int) -> int:
-        """Returns the number of steps done minus the number of steps for the same examples at the new world size.
+        """Returns the number of steps done, minus the number of steps for the same examples at the new world size.
 
-        Training continues at the same place in the data: the order of examples does not depend on the world size, so
-        the examples seen in an epoch are a prefix of it. Examples that do not fill a step at the new size are repeated.
+        Training continues at the same place in the data, because the order of the examples does not depend on the
+        world size. Examples that do not fill a step at the new world size are repeated.
 
         Args:
             plan: Plan of the training.
             step: Number of steps done when the checkpoint was saved.
-            shift: Same difference, as stored in the checkpoint; not 0 if its run had changed the world size before.
+            shift: The same difference as stored in the checkpoint; 0 unless the run changed its world size before.
             size: New world size.
+
+        Returns:
+            The difference in steps; negative if the new world size needs more steps for the same examples.
         """
         old, new = (plan.sampler(Worker(0, workers)).steps_per_epoch for workers in (self.before, size))
         # `step - shift` counts the steps as if the whole run had had the old world size.
@@ -396,7 +411,10 @@ class Restart:
         return step - (epoch * new + min(new, within * self.before // size))
 
     def figures(self, cluster: Cluster, engine: Engine) -> dict[str, float]:
-        """Returns the metrics of the restart: world size and sum of all residuals, before and after."""
+        """Returns metrics by name: world size and sum of all residuals, each before and after the restart.
+
+        All workers must call it together.
+        """
         remembers = engine.gradient_state.remembers
         rows = []
         for local, rank in enumerate(cluster.local_ranks):

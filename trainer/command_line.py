@@ -78,12 +78,12 @@ def _options() -> argparse.ArgumentParser:
 
 
 class Asked(NamedTuple):
-    """Requests of a command line other than a run: help, or a list of choices.
+    """What a command line requests instead of a run: the help, or a list of choices.
 
     Attributes:
         help: Whether to print the help.
-        choices: Configuration group whose choices to print, if any.
-        folder: Folder with further choices, if any.
+        choices: Configuration group whose choices to print; ``None`` if no list is requested.
+        folder: Folder with further choices, from ``--config-dir``; ``None`` if not given.
     """
 
     help: bool
@@ -92,17 +92,19 @@ class Asked(NamedTuple):
 
 
 def check_words(words: Sequence[str]) -> Asked:
-    """Rejects words for which Hydra would print its usage or a traceback, or execute code.
+    """Checks a command line before Hydra reads it.
+
+    Rejects words for which Hydra would print its usage message or a traceback, or would execute code.
 
     Args:
         words: Words of the command line, without the program's name.
 
     Returns:
-        Requests of the words other than a run.
+        What the words request instead of a run.
 
     Raises:
-        ConfigError: If an option is unknown, a sweep has no runs, or a word, or a file of a folder that is added to
-            the configuration, replaces a part of Hydra.
+        ConfigError: If an option is unknown, a sweep has no runs, or a part of Hydra would be replaced, either by a
+            word or by a file of an added configuration folder.
     """
     options = _options().parse_args(words)
     compiled(torch.empty(0))  # refuses unknown values of SPARDL_KERNELS before a run folder exists
@@ -150,14 +152,14 @@ def _sets_hydra(path: Path, place: Path) -> bool:
 
 
 def check_plugins(plugins: Any, words: Sequence[str]) -> None:
-    """Rejects packages that a configuration file allows; only the user may allow code, on the command line.
+    """Checks that the setting ``plugins`` is from the command line, because only the user may allow further code.
 
     Args:
         plugins: Value of the setting in the composed configuration.
-        words: Overrides of the command line.
+        words: Overrides (``KEY=VALUE``) of the command line.
 
     Raises:
-        ConfigError: If there are packages that are not from the command line.
+        ConfigError: If a configuration file sets packages.
     """
     typed = any(OverridesParser.create().parse_override(word).key_or_group == "plugins" for word in words)
     if plugins and not typed:
@@ -177,13 +179,15 @@ def _check_sweep(words: Sequence[str]) -> None:
 
 
 def describe(error: Exception) -> Exception | str:
-    """Replaces Hydra's messages about overrides, which show its grammar and suggest to append misspelt settings.
+    """Replaces unclear error messages of Hydra.
+
+    For a wrong or misspelt override, Hydra shows its grammar, or suggests to append the override as a new setting.
 
     Args:
         error: Exception that Hydra or the program raised.
 
     Returns:
-        The new message, or the exception itself if its own message is clear.
+        A clear message, or the exception itself if its own message is clear.
     """
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError):
@@ -211,7 +215,7 @@ def complain(error: BaseException | str, code: int) -> int:
         code: Exit code of the process.
 
     Returns:
-        The exit code.
+        ``code``, for the caller to return.
     """
     # Hydra appends the directories that it searched, one per line.
     return say("error: " + " ".join(str(error).split("Config search path")[0].split()), code)
@@ -225,7 +229,7 @@ def say(text: str, code: int) -> int:
         code: Exit code of the process.
 
     Returns:
-        The exit code.
+        ``code``, for the caller to return.
     """
     print(text, file=sys.stderr, flush=True)
     return code

@@ -43,7 +43,7 @@ def clock(seconds: float) -> str:
 
 
 def table_console(width: int) -> Console:
-    """Returns a console for a table; in files and pipes, lines have at most ``width`` characters."""
+    """Returns a console that prints tables; in files and pipes, lines have at most ``width`` characters."""
     console = Console(highlight=False)
     return console if console.is_terminal else Console(highlight=False, width=width)
 
@@ -106,11 +106,14 @@ class Eta:
         self._since = 0.0
 
     def begin(self, step: int) -> None:
-        """Starts the clock after ``step`` steps."""
+        """Sets the number of steps that are done when training starts or resumes."""
         self._first = step + 1
 
     def left(self, step: int, total: int) -> str:
-        """Returns the remaining time after ``step`` of ``total`` steps as text, with evaluations and checkpoints."""
+        """Returns the time that the steps from ``step`` to ``total`` will take, as text; ``-:--`` if not known yet.
+
+        It includes the time for evaluations and checkpoints.
+        """
         # The first step compiles kernels and warms up caches.
         if step <= self._first:
             self._since = time.perf_counter()
@@ -134,10 +137,10 @@ def _figures(kind: str, values: Mapping[str, float]) -> str:
 
 
 class LineDisplay(Observer):
-    """Prints one line per event; training lines are rate-limited.
+    """Prints one line per event, but training metrics not more often than every ``interval`` seconds.
 
     Args:
-        interval: Minimum time between two training lines, in seconds.
+        interval: Minimum time between a line with training metrics and the line with metrics before it, in seconds.
     """
 
     def __init__(self, interval: float = 5.0) -> None:
@@ -150,7 +153,7 @@ class LineDisplay(Observer):
         self._what, self._since, self._shown = "", 0.0, 0.0
 
     def phase(self, what: str | None) -> None:
-        """Starts to announce an activity; it is printed only if it takes long."""
+        """Prints the activity ``what`` if it takes longer than ten seconds; ``None`` ends the activity."""
         if self._announcement:
             self._announcement.close()
         self._announcement = Announcement(what) if what else None
@@ -158,14 +161,14 @@ class LineDisplay(Observer):
         self._shown = self._since
 
     def progress(self, fraction: float) -> None:
-        """Prints the share of a long activity that is done."""
+        """Prints the completed fraction of a long activity, at most once every ten seconds."""
         now = time.perf_counter()
         if now - self._shown >= _LONG:
             self._shown = now
             self._print(f"{self._what}: {fraction:.0%} after {clock(now - self._since)}")
 
     def close(self) -> None:
-        """Ends the current announcement."""
+        """Ends the current activity."""
         self.phase(None)
 
     def _print(self, text: str) -> None:
@@ -183,11 +186,11 @@ class LineDisplay(Observer):
         self._print(f"training: step {step} of {total}")
 
     def step(self, step: int) -> None:
-        """Updates the remaining time."""
+        """Updates the remaining time, which the next line with metrics shows."""
         self._left = self._eta.left(step, self._total)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Prints a line with metrics, unless the last training line is too recent."""
+        """Prints a line with metrics; skips training metrics if the last line is too recent."""
         now = time.perf_counter()
         # Evaluations are always printed.
         if kind == "train" and now - self._last < self._interval:
@@ -216,7 +219,7 @@ class LogFile(LineDisplay):
         """Writes nothing, because activities are only announced on the console."""
 
     def progress(self, fraction: float) -> None:
-        """Writes nothing, as for ``phase``."""
+        """Writes nothing, because progress is only shown on the console."""
 
     def warning(self, text: str) -> None:
         """Writes a warning to the log."""
@@ -266,17 +269,17 @@ class TerminalDisplay(Observer):
         self._progress.console.print(text, highlight=False)
 
     def begin(self, step: int, total: int) -> None:
-        """Draws the bar at the first step."""
+        """Draws the bar, with ``step`` of ``total`` steps done."""
         self._eta.begin(step)
         self._total = total
         self._progress.update(self._draw(), total=total, completed=step)
 
     def phase(self, what: str | None) -> None:
-        """Shows an activity and its duration next to the bar."""
+        """Shows the activity ``what`` and its duration next to the bar; ``None`` shows the remaining time instead."""
         self._progress.update(self._draw(), phase=(what, time.perf_counter()), part="")
 
     def progress(self, fraction: float) -> None:
-        """Shows the share of the current activity that is done."""
+        """Shows the completed fraction of the current activity next to the bar."""
         self._progress.update(self._draw(), part=f"{fraction:.0%} ")
 
     def _draw(self) -> TaskID:
@@ -287,7 +290,7 @@ class TerminalDisplay(Observer):
         return self._task
 
     def step(self, step: int) -> None:
-        """Advances the bar."""
+        """Advances the bar to ``step`` steps, and updates the remaining time."""
         if self._task is not None:
             self._progress.update(self._task, completed=step, left=self._eta.left(step, self._total))
 

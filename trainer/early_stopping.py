@@ -16,13 +16,13 @@ __all__ = ["EarlyStopping", "Stopper"]
 
 @dataclass(frozen=True)
 class EarlyStopping:
-    """When to end a run early: the node ``training.early_stopping`` of a configuration.
+    """Settings of early stopping: the node ``training.early_stopping`` of a configuration.
 
     Args:
         patience: Number of evaluations in a row without improvement that end the run; ``None`` never ends it early.
         metric: Metric to watch; ``None`` for the task's main metric.
-        mode: Direction of improvement, ``max`` or ``min``; ``None`` uses that of the task's main metric, and ``min``
-            for the loss.
+        mode: Whether a higher (``max``) or a lower (``min``) value is an improvement. ``None`` uses the direction of
+            the task's main metric, and ``min`` for the loss.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -92,11 +92,11 @@ class Stopper:
 
     @property
     def stops(self) -> bool:
-        """Whether the run ends now."""
+        """Whether the run must end now, because the last ``patience`` evaluations brought no improvement."""
         return self._settings.patience is not None and self._waited >= self._settings.patience
 
     def add(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Counts the evaluation after ``step`` steps, unless it is a repetition after a restart."""
+        """Counts the evaluation after ``step`` steps; ignores an evaluation that is repeated after a restart."""
         if not self.watches or step <= self._last_step:
             return
         self._last_step, value = step, metrics[self._name]
@@ -106,20 +106,23 @@ class Stopper:
             self._waited += 1
 
     def outcome(self) -> dict[str, Any]:
-        """Returns the entries of the summary about a run that ended early; empty for other runs."""
+        """Returns entries for the summary of a run that ended early; empty for other runs.
+
+        They state the watched metric, its best value, the step of that value, and the number of evaluations since.
+        """
         if not self.stops:
             return {}
         found = {"metric": self._name, "best": self._best, "best_step": self._best_step, "patience": self._waited}
         return {"early_stopping": found}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the counts; empty if early stopping is off."""
+        """Returns the best value and the counts for a checkpoint; empty if early stopping is disabled."""
         if not self.watches:
             return {}
         names = ("_best", "_best_step", "_last_step", "_waited")
         return {"early_stopping": {name[1:]: getattr(self, name) for name in names}}
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restores the counts that ``state_dict`` returned; an empty mapping changes nothing."""
+        """Restores the result of ``state_dict``; an empty mapping changes nothing."""
         for name, value in values.get("early_stopping", {}).items():
             setattr(self, f"_{name}", value)

@@ -31,10 +31,11 @@ class Estimate:
     """Estimated time and memory of a run.
 
     Attributes:
-        step: Seconds of forward and backward passes per step, without selection, communication and updates.
+        step: Estimated duration of a step in seconds: forward and backward passes only, without selection,
+            communication and updates.
         steps: Number of steps that remain.
         processes: Number of processes.
-        need: Memory that each process needs, without activations.
+        need: Memory that each process needs, excluding activations.
     """
 
     step: float
@@ -53,18 +54,22 @@ class Estimate:
 
     @property
     def first(self) -> str:
-        """Name of the activity that is shown during the first step."""
+        """Text that is shown while the first step runs; contains the estimated duration of the step."""
         return f"first step, at least {_seconds(self.step)}"
 
 
 def estimate(plan: Plan, learner: Learner, cluster: Cluster, steps: int) -> Estimate | None:
-    """Estimates time and memory of a run from the evaluation of a few examples; ``None`` for small models.
+    """Estimates time and memory of a run from the evaluation of a few examples.
 
     Args:
         plan: Plan of the run.
         learner: Learner with the model and the local workers; its state is not changed.
-        cluster: Workers that train together; all call this function, so that they share the processors as in training.
+        cluster: Workers that train together. All of them call this function, so that they share the processors as they
+            will during training.
         steps: Number of steps that remain.
+
+    Returns:
+        The estimate; ``None`` for models with less than five million parameters.
     """
     if learner.gradient.vector.numel() < _PARAMETERS:
         return None
@@ -99,12 +104,14 @@ def _seconds(value: float) -> str:
 
 @contextmanager
 def tracking(model: nn.Module, passes: int, tell: Callable[[float], None]) -> Iterator[None]:
-    """Reports which share of a step is done, by hooks of the model; the ``with`` statement removes them.
+    """Reports the progress of a training step that runs in the body of the ``with`` statement.
+
+    Hooks of the model measure the progress; they are removed at the end of the ``with`` statement.
 
     Args:
         model: Model whose passes are tracked.
-        passes: Number of forward and backward passes of the step in this process.
-        tell: Callback that receives the fraction that is done, at most once for each percent.
+        passes: Number of forward passes in this process during the step; each is followed by a backward pass.
+        tell: Function that receives the completed fraction of the step, at most once for each percent.
     """
     counter = _Counter(passes * _PASSES * sum(parameter.numel() for parameter in model.parameters()), tell)
     handles = counter.attach(model)

@@ -54,14 +54,17 @@ def experiment_id(config: Mapping[str, Any], workers: int) -> str:
 
     Args:
         config: Resolved configuration, as plain data.
-        workers: Number of workers, which the configuration may leave open; the id of elastic runs does not depend on
-            it.
+        workers: Number of workers, because a configuration need not specify it. It is ignored for elastic runs
+            (``training.elastic``), whose number of workers may change.
     """
     return run_id({**result_settings(config), "workers": None if _elastic(config) else workers})
 
 
 def result_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the part of a resolved configuration that can change the result of a run."""
+    """Returns the settings of a resolved configuration that can change the result of a run.
+
+    Settings such as folders and log intervals are left out.
+    """
     kept = _deciding("", resolve_scope(resolve_recipe(config)))
     for node in ({*_INCIDENTAL, *_OPTIONAL}) & set(kept):
         kept[node] = _deciding(node, kept[node])
@@ -90,7 +93,7 @@ class Experiment:
 
     Attributes:
         config: Resolved configuration, as plain data.
-        label: Readable beginning of the run folder's name.
+        label: Beginning of the run folder's name, such as ``topka-resnet20-cifar10``; the run's id follows.
         plan: Plan of the training: task, method, optimizer and schedules.
         launcher: Launcher that starts the workers.
         logger: Destination of metrics besides the run folder.
@@ -123,18 +126,21 @@ class Experiment:
 
     @property
     def id(self) -> str:
-        """Hash of the result-relevant configuration."""
+        """Id of the run: a hash of the settings that can change its result."""
         return experiment_id(self.config, self.launcher.workers)
 
     @property
     def given(self) -> dict[str, str]:
-        """Settings by name that must be equal in all processes; paths may differ between machines."""
+        """Settings that must be equal in all processes, as text by dotted name; without paths, which may differ."""
         common = {**result_settings(self.config), "training": self.config["training"]}
         return {"version": __version__, **{name: str(value) for name, value in flat(common)}}
 
     @contextmanager
     def prepare(self) -> Iterator[Run]:
-        """Chooses and locks the run folder, and finds the checkpoint to resume from.
+        """Chooses the run folder, locks it during the ``with`` block, and finds the checkpoint to resume from.
+
+        Yields:
+            The run: a new one, a run to resume, or a run that is already finished.
 
         Raises:
             ConfigError: If the workers cannot be started, or the folder cannot be created or is in use.
@@ -193,7 +199,7 @@ class Experiment:
         return checkpoint
 
     def warnings(self) -> list[str]:
-        """Returns warnings: too little memory on this machine, or momentum that is applied twice."""
+        """Returns warnings about momentum that is applied twice, a density that is too low, or too little memory."""
         found = (
             []
             if self.plan.schedule.alone

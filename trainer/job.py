@@ -31,13 +31,14 @@ __all__ = ["attempt", "sweeping"]
 
 
 def attempt(config: DictConfig) -> float | None:
-    """Trains one configuration, and reports errors at once; a failed run does not end a sweep.
+    """Trains one configuration, and prints an error immediately, so that a sweep can continue with its next run.
 
     Args:
-        config: Configuration composed by Hydra, without Hydra's own node.
+        config: Configuration composed by Hydra, without the node ``hydra``.
 
     Returns:
-        The metric of the last evaluation, which Hydra's sweepers compare; ``None`` if another process leads.
+        The final value of the task's main metric, which Hydra's sweepers compare; ``None`` in processes with a rank
+        above 0.
 
     Raises:
         UnfinishedError: If the run failed or was stopped.

@@ -76,7 +76,7 @@ def check_threads(threads: Any) -> None:
     """Checks the number of threads per worker.
 
     Raises:
-        ConfigError: If the number is not a whole number, or out of range.
+        ConfigError: If the number is not a whole number from 1 to 1024.
     """
     if not is_number(int, threads) or not 1 <= threads <= _MOST_THREADS:
         wanted = f"a whole number, at least 1 and at most {_MOST_THREADS}"
@@ -87,18 +87,23 @@ def check_device(device: str) -> None:
     """Checks the setting ``cluster.device``.
 
     Raises:
-        ConfigError: If the device is unknown.
+        ConfigError: If it is not auto, cpu or cuda.
     """
     if device not in ("auto", "cpu", "cuda"):
         raise ConfigError(f"cluster.device must be auto, cpu or cuda, got {device!r}")
 
 
 def count_gpus_in_child(wanted: str, sharing: int) -> int:
-    """Counts the GPUs like ``count_gpus``, but in a child process: CUDA does not survive a later fork of this one.
+    """Counts the GPUs of this machine in a child process.
+
+    Counting initializes CUDA, and this process must not do that: CUDA would not work in workers forked afterwards.
 
     Args:
         wanted: Value of ``cluster.device``: cpu, cuda or auto.
         sharing: Number of workers on this machine.
+
+    Returns:
+        Number of GPUs; 0 if ``wanted`` is cpu.
 
     Raises:
         ConfigError: If there are too few GPUs, or they cannot be counted.
@@ -143,7 +148,7 @@ Job: TypeAlias = Callable[[Cluster, torch.device, Heartbeat], None]
 
 
 class Hosted(NamedTuple):
-    """Number of worker processes on this machine.
+    """Number of worker processes on this machine, and number of workers in each process.
 
     Attributes:
         processes: Number of processes.
@@ -159,14 +164,14 @@ class Launcher(ABC):
 
     Attributes:
         workers: Number of workers.
-        leads: Whether this process decides for all workers; false on ranks above 0 of torchrun or srun.
+        leads: Whether this process decides for all workers; false only for ranks above 0 that torchrun or srun started.
     """
 
     workers: int
     leads = True
 
     def share(self, decide: Callable[[], Run], given: Mapping[str, str] = MappingProxyType({})) -> Run:
-        """Returns the run (with its folder) that all processes agree on.
+        """Lets the leading process choose the run and its folder, and returns this run in all processes.
 
         Args:
             decide: Function that chooses the run; called only in the process that leads.
@@ -179,11 +184,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def hosted(self) -> Hosted | None:
-        """Returns the number of worker processes that share the memory of this machine; ``None`` if they use GPUs."""
+        """Returns the number of worker processes that share this machine's memory; ``None`` if workers use GPUs."""
 
     @abstractmethod
     def check(self) -> None:
-        """Checks, before there is a run folder, that the devices and ports that workers need are available.
+        """Checks that the devices and ports that workers need are available; called before the run folder is created.
 
         Raises:
             ConfigError: If a device or port is not available.
@@ -191,10 +196,11 @@ class Launcher(ABC):
 
     @abstractmethod
     def launch(self, job: Job, folder: Path) -> None:
-        """Runs a job on all workers, or on those of this process if torchrun or srun started it.
+        """Runs a job on all workers, or on the worker of this process if torchrun or srun started it.
 
         Args:
-            job: Function that is called in every process, with its cluster, device and heartbeat.
+            job: Function that is called in every process, with a cluster, a device and a heartbeat: a function that the
+                job must call after each step with the number of steps done, and that returns whether to stop now.
             folder: Folder for the stack traces of failures.
 
         Raises:
@@ -204,11 +210,14 @@ class Launcher(ABC):
 
 
 def with_stopping(heartbeat: Callable[[int], None], stopping: Stopping) -> Heartbeat:
-    """Returns a heartbeat that also reports whether all workers stop now.
+    """Combines a heartbeat, which a job calls after each step, with the decision to stop all workers.
 
     Args:
-        heartbeat: Callback that receives the number of steps done.
+        heartbeat: Function that receives the number of steps done.
         stopping: Object that decides when all workers stop.
+
+    Returns:
+        A function that passes the number of steps to ``heartbeat``, and returns whether all workers stop now.
     """
 
     def beat(step: int) -> bool:
@@ -226,11 +235,12 @@ class Simulated(Launcher):
         workers: Number of workers.
         network: Network to simulate: name of a preset, file written by ``spardl doctor``, or ``{alpha: seconds, gbit:
             Gbit/s}``.
-        count_local: Whether measured local work advances the virtual clock. With one thread on a CPU, it is the
-            time of that thread, so other programs on the machine do not count.
-        profile: File written by ``spardl profile``, whose forward and backward times replace measured ones.
+        count_local: Whether the measured time of local work advances the virtual clock. With one thread on a CPU, the
+            CPU time of that thread is measured, so that other programs on the machine do not count.
+        profile: File written by ``spardl profile``; its forward and backward times replace measured times.
         device: Device of the model: cpu, cuda, or auto (cuda if there is a GPU).
-        threads: Number of CPU threads of the process. For bitwise equal results, a real cluster needs the same number.
+        threads: Number of CPU threads of the process. Results are bitwise equal to those of a real cluster only if its
+            workers use the same number.
         throttle: Not supported; set ``network`` instead.
         streams: Number of communication streams; must be 1.
         interface: Not supported, since there is no real network.
@@ -269,15 +279,15 @@ class Simulated(Launcher):
             raise ConfigError("cluster=simulated runs in one process; start it without torchrun or srun")
 
     def hosted(self) -> Hosted | None:
-        """Returns one process with all workers; ``None`` if it uses a GPU."""
+        """Returns a count of one process with all workers in it; ``None`` if the process uses a GPU."""
         return None if count_gpus_in_child(self.device, 1) else Hosted(1, self.workers)
 
     def check(self) -> None:
-        """Checks that there is a GPU if ``device`` is cuda."""
+        """Raises a ``ConfigError`` if ``device`` is cuda, but there is no GPU."""
         self.hosted()
 
     def launch(self, job: Job, folder: Path) -> None:
-        """Runs the simulation in a child process, like real workers."""
+        """Runs the job once, in a child process that simulates all workers."""
 
         def target(rank: int, heartbeat: Callable[[int], None]) -> None:
             torch.set_num_threads(self.threads)
@@ -312,13 +322,15 @@ class ProcessGroup(Launcher):
         device: Device of each worker: cpu, cuda, or auto (cuda if there is a GPU for each worker).
         port: Port through which workers started here connect to each other; ``None`` uses any free port.
         timeout: Time after which a worker that does not answer counts as lost, in seconds.
-        threads: Number of CPU threads per worker. For bitwise equal results, the simulated cluster needs the same
-            number.
+        threads: Number of CPU threads per worker. Results are bitwise equal to those of a simulated cluster only if it
+            uses the same number.
         throttle: Slower network to emulate: name of a preset, file written by ``spardl doctor``, or
             ``{alpha: seconds, gbit: Gbit/s}``.
-        streams: Maximum number of concurrent synchronizations, if the schedule has several; on CPUs only.
-        interface: Network interface for gloo and NCCL. ``None`` selects the loopback for workers started here, else
-            ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``, else the libraries' default.
+        streams: Maximum number of synchronizations that run at the same time, for schedules with several per step.
+            More than 1 is possible on CPUs only.
+        interface: Network interface for gloo and NCCL. ``None`` uses ``GLOO_SOCKET_IFNAME`` and ``NCCL_SOCKET_IFNAME``
+            if they are set. Otherwise, gloo uses the loopback interface for workers started here, and the libraries
+            choose an interface in all other cases.
 
     Raises:
         ConfigError: If a value is out of range, or torchrun or srun started another number of workers.
@@ -382,7 +394,11 @@ class ProcessGroup(Launcher):
         return Hosted(self._sharing, 1) if self._kind == "cpu" else None
 
     def check(self) -> None:
-        """Checks that there are enough GPUs if ``device`` is cuda, and that the port is free."""
+        """Checks that the port is free and, if ``device`` is cuda, that there are enough GPUs.
+
+        Raises:
+            ConfigError: If the port is in use, or there are too few GPUs.
+        """
         self._backend_for(self._kind)
         if self._port is not None and not self._member:
             _listen(self._port).close()
@@ -393,7 +409,7 @@ class ProcessGroup(Launcher):
         return {"cuda": "nccl", "cpu": "gloo"}[device] if self._backend == "auto" else self._backend
 
     def launch(self, job: Job, folder: Path) -> None:
-        """Joins the workers that torchrun or srun started, or forks this process to start them."""
+        """Runs the job in this process if torchrun or srun started it, otherwise in one forked process per worker."""
         if self._member:
             self._join(job, self._member, folder)
             return

@@ -48,7 +48,7 @@ __all__ = [
 class LossScale:
     """Loss scaling for float16, based on torch's ``GradScaler``.
 
-    The caller checks the averages for overflow, and reports it to ``update``.
+    After each step, the caller reports to ``update`` whether the averaged gradients overflowed.
 
     Source: Micikevicius et al., Mixed Precision Training, ICLR 2018, section 3.2.
 
@@ -74,7 +74,7 @@ class LossScale:
         return self._scaler.get_scale()
 
     def update(self, *, overflowed: bool) -> None:
-        """Updates the loss scale after a step; ``overflowed`` states whether the step was skipped."""
+        """Updates the loss scale after a step; ``overflowed`` states whether gradients overflowed."""
         if not self.enabled:
             return
         # Shows the scaler the outcome through the gradient of the probe.
@@ -106,7 +106,7 @@ class Precision:
 
     @property
     def scales(self) -> bool:
-        """Whether losses are scaled, because float16 gradients would underflow otherwise."""
+        """Whether losses are scaled: true for float16, in which small gradients would become zero."""
         return self.autocast == torch.float16
 
 
@@ -125,23 +125,23 @@ class Settings:
     """Settings of the training loop: the ``training`` node of a configuration.
 
     Args:
-        seed: Seed of weights, data order, augmentation and dropout.
+        seed: Seed of initial weights, data order, augmentation and dropout.
         epochs: Number of passes over the data; may be a fraction.
         max_steps: Maximum number of steps; ``None`` for no limit.
         batch_size: Number of examples per worker in one backward pass.
         eval_batch_size: Number of examples per worker in one evaluation pass.
-        accumulation: Number of backward passes per step; multiplies the batch of a step.
+        accumulation: Number of backward passes per step, each with a batch of its own.
         clip_norm: Maximum 2-norm of the averaged gradient; with local updates or independent optimizers, of each
             worker's own gradient. ``None`` for no clipping.
-        precision: Number format: fp32, fp64, or bf16 or fp16 for matrix products with weights in float32; fp16 scales
-            losses.
+        precision: Number format: fp32, fp64, bf16 or fp16. The last two are formats of matrix products only (autocast),
+            and weights stay in float32; fp16 also scales losses.
         log_every: Number of steps from one record of metrics to the next.
         eval_every: Number of epochs from one evaluation to the next; the last step is always evaluated.
         eval_examples: Number of test examples per evaluation, evenly spaced; ``None`` for all.
-        untimed_steps: Number of steps after a start or resume that the samples per second exclude.
+        untimed_steps: Number of steps after each start or resume that do not count for the samples per second.
         checkpoint_every: Number of steps from one checkpoint to the next; ``None`` for one per epoch.
         keep_checkpoints: Number of checkpoints to keep.
-        check_every: Number of steps from one check that all workers computed the same average to the next.
+        check_every: Number of steps after which the averaged gradients of all workers are compared; they must be equal.
         elastic: Whether the world size may change when the run resumes.
         early_stopping: Settings that define when to end the run before its last step.
         profile: Whether rank 0 writes a trace of a few steps into the run folder.
@@ -197,7 +197,7 @@ class Settings:
 
     @property
     def formats(self) -> Precision:
-        """Number formats of ``precision``."""
+        """The dtypes that ``precision`` stands for."""
         return PRECISIONS[self.precision]
 
     def total_steps(self, steps_per_epoch: int, shift: int = 0) -> int:
@@ -205,14 +205,14 @@ class Settings:
 
         Args:
             steps_per_epoch: Number of steps per epoch at the current world size.
-            shift: Number of steps done at earlier world sizes, minus the number that the same examples take now.
+            shift: Number of steps done at earlier world sizes, minus the number of steps for the same examples now.
         """
         steps = max(1, round(self.epochs * steps_per_epoch) + shift)
         return steps if self.max_steps is None else min(steps, self.max_steps)
 
 
 def autocast(device: torch.device, formats: Precision) -> torch.autocast:
-    """Returns the autocast context of a device for a run's number formats."""
+    """Returns a context manager that applies the autocast dtype of ``formats``, if it has one, on a device."""
     return torch.autocast(device.type, dtype=formats.autocast, enabled=formats.autocast is not None)
 
 
@@ -223,10 +223,11 @@ def evaluate(
     workers: Sequence[TrainingWorker],
     settings: Settings,
 ) -> dict[str, float]:
-    """Evaluates the test split, or an evenly spaced part of it, with the mean of all workers' running statistics.
+    """Evaluates the test split, or an evenly spaced part of it, and returns the metrics by name.
 
-    Each of P ranks takes every P-th example, and the sums are added in the order of the ranks, so that a simulated
-    cluster computes bitwise identical metrics.
+    All workers must call it together. The model uses the mean of all workers' running statistics. Each of P ranks takes
+    every P-th example, and the sums are added in the order of the ranks, so that a simulated cluster computes bitwise
+    identical metrics.
     """
     # All workers must evaluate the same model, and running statistics differ between them.
     average_buffers(cluster, workers, model)
@@ -265,7 +266,7 @@ def _measure(task: Task, model: nn.Module, indices: Tensor, settings: Settings) 
 
 @dataclass(frozen=True)
 class Plan:
-    """Plan of a training: the parts that a configuration chooses.
+    """Plan of a training run: the parts that a configuration chooses.
 
     Attributes:
         task: Model, data, loss and metric.
@@ -357,10 +358,13 @@ class Plan:
 
 
 def sample_optimizer(make: OptimizerFactory) -> torch.optim.Optimizer:
-    """Builds an optimizer for a vector, and a matrix if it distinguishes them, to check its settings before the model.
+    """Builds an optimizer of tiny parameters, in order to check its settings before the model is built.
 
     Args:
         make: Function that builds the optimizer from parameters.
+
+    Returns:
+        Optimizer of a vector with one entry; if it treats matrices differently, also of a 1x1 matrix.
 
     Raises:
         ConfigError: If the optimizer cannot be built, or a setting is out of range.
@@ -396,7 +400,7 @@ class Learner:
         plan: Plan of the training: task, method, optimizer and schedules.
         cluster: Workers that train together.
         device: Device of the model.
-        shift: Number of steps done at earlier world sizes, minus the number that the same examples take now.
+        shift: Number of steps done at earlier world sizes, minus the number of steps for the same examples now.
         planned: Length of the learning-rate schedule in epochs; ``None`` for the length of the run.
 
     Attributes:
@@ -457,10 +461,10 @@ class Learner:
         """Performs one training step.
 
         Args:
-            step: Number of the step, from 0.
+            step: Number of steps done before this one.
 
         Returns:
-            Loss of each local worker.
+            Mean training loss of each local worker in this step.
         """
         for group, rate in zip(self._optimizer.param_groups, self._base_rates, strict=True):
             group["lr"] = rate * self._factor(step)
@@ -497,11 +501,11 @@ class Learner:
         return self._plan.lr_schedule.factor(min(self.epochs(step), self.planned), self.planned)
 
     def epochs(self, step: int) -> float:
-        """Returns the number of epochs after ``step`` steps, with fractions."""
+        """Returns the number of epochs completed after ``step`` steps; may be a fraction."""
         return (step - self._shift) / self.steps_per_epoch
 
     def ends_interval(self, step: int, epochs: float) -> bool:
-        """Returns whether ``step`` is a multiple of ``epochs`` epochs, rounded to at least one whole step."""
+        """Returns whether ``step`` is the end of an interval of ``epochs`` epochs, but of at least one step."""
         return (step - self._shift) % max(1, round(epochs * self.steps_per_epoch)) == 0
 
     @property
@@ -511,11 +515,14 @@ class Learner:
         return rate
 
     def digest(self) -> Tensor:
-        """Returns a hash of all weights: int64, shape (4,)."""
+        """Returns a hash of all weights, by which workers can compare their weights: int64, shape (4,)."""
         return digest([parameter.detach() for parameter in self.model.parameters()])
 
     def local_tensors(self, local: int) -> dict[str, Sequence[Tensor]]:
-        """Returns the state that persists between steps, by name, in which non-finite values would remain or spread."""
+        """Returns the tensors of a local worker that persist between steps, to be checked for non-finite values.
+
+        Their names are the beginnings of error messages, such as ``weights are``.
+        """
         moments = [value for state in self._optimizer.state.values() for value in state.values()]
         return {
             "weights are": list(self.model.parameters()),
@@ -530,7 +537,7 @@ class Learner:
         return {"model": self.model.state_dict(), "optimizer": self._optimizer.state_dict(), **scale}
 
     def worker_state(self, local: int) -> dict[str, Any]:
-        """Returns the state of one local worker: residual, buffers, random state and counts."""
+        """Returns the state of one local worker: residual, buffers, random state, and counts of time and bytes."""
         return {
             "synchronizer": self.synchronizer.state_dict(local),
             "worker": self.workers[local].state_dict(),
@@ -548,7 +555,7 @@ class Learner:
 
         Args:
             local: Index of the local worker.
-            load: Loads the ``worker_state`` of a rank of the checkpoint.
+            load: Function that returns the ``worker_state`` that a given rank saved in the checkpoint.
             before: World size of the checkpoint.
         """
         worker = self._cluster.local_workers[local]

@@ -60,7 +60,7 @@ options, before all settings:
 
 
 def groups() -> dict[str, tuple[str, str]]:
-    """Returns the configuration groups in the order of the main file, with default choice and description of each."""
+    """Maps each configuration group to its default choice and description, in the order of ``conf/train.yaml``."""
     return dict(_commented(r"  - (\w+): (\w+) # (.+)"))
 
 
@@ -103,7 +103,7 @@ def print_list(wanted: str, folder: str | None = None) -> None:
 
     Args:
         wanted: Name of a group, or ``models``, ``datasets``, ``methods`` or ``experiments``.
-        folder: Folder of further choices, given with ``--config-dir``.
+        folder: Folder with further choices, from ``--config-dir``; ``None`` if not given.
 
     Raises:
         ConfigError: If there is no such group.

@@ -22,14 +22,14 @@ __all__ = ["Csv", "Several", "TensorBoard"]
 
 @dataclass(frozen=True)
 class Csv(Logger):
-    """Writes one CSV file per kind of event into the run's folder: ``train.csv`` and ``eval.csv``.
+    """Writes one CSV file per kind of metrics into the run's folder: ``train.csv`` and ``eval.csv``.
 
     The files have one row per line of ``metrics.jsonl`` and one column per metric. They are rewritten after each
-    evaluation and at the end, so a resumed run has neither gaps nor duplicate rows.
+    evaluation and at the end of the run, so that a resumed run has neither gaps nor duplicate rows.
     """
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """Starts logging a run with the given resolved configuration."""
+        """Returns an observer that writes the CSV files of a run; ``config`` is not used."""
         return _CsvObserver(run.metrics_file)
 
 
@@ -72,7 +72,7 @@ class TensorBoard(Logger):
             )
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """Starts logging a run with the given resolved configuration."""
+        """Returns an observer that writes the event files of a run; ``config`` is not used."""
         return _TensorBoardObserver(run.folder / "tensorboard")
 
 
@@ -135,11 +135,11 @@ class Several(Logger):
             part.check()
 
     def place(self) -> str | None:
-        """Returns the destinations of metrics, for the first line of a run; ``None`` for the run folder alone."""
+        """Returns the destinations of the chosen loggers as text; ``None`` if they only write to the run folder."""
         return "; ".join(filter(None, (part.place() for part in self.parts()))) or None
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """Starts logging a run with the given resolved configuration."""
+        """Opens all chosen loggers, and returns an observer that passes each event to all of them."""
         parts = self.parts()
         return _Group([Guarded(partial(part.open, run, config), type(part).__name__) for part in parts])
 

@@ -1,4 +1,7 @@
-"""Learning-rate schedules: the factor is a function of the epoch, so checkpoints need not store it."""
+"""Learning-rate schedules: factors of the learning rate that depend only on the epoch.
+
+Checkpoints therefore store no state of a schedule.
+"""
 
 from __future__ import annotations
 
@@ -73,7 +76,7 @@ class LrSchedule(ABC):
 
 @dataclass(frozen=True)
 class Constant(LrSchedule):
-    """No decay."""
+    """Keeps the learning rate constant after the warm-up."""
 
     def _decay(self, epoch: float, epochs: float) -> float:
         return 1.0
@@ -81,7 +84,7 @@ class Constant(LrSchedule):
 
 @dataclass(frozen=True)
 class Cosine(LrSchedule):
-    """Cosine annealing to zero (Loshchilov and Hutter, SGDR, ICLR 2017)."""
+    """Cosine annealing to zero after the warm-up (Loshchilov and Hutter, SGDR, ICLR 2017)."""
 
     def _decay(self, epoch: float, epochs: float) -> float:
         return 0.5 * (1 + math.cos(math.pi * self._progress(epoch, epochs)))
@@ -89,7 +92,7 @@ class Cosine(LrSchedule):
 
 @dataclass(frozen=True)
 class LinearDecay(LrSchedule):
-    """Linear decay to zero, as in the training of BERT."""
+    """Linear decay to zero after the warm-up, as in the training of BERT."""
 
     def _decay(self, epoch: float, epochs: float) -> float:
         return 1 - self._progress(epoch, epochs)
@@ -97,10 +100,10 @@ class LinearDecay(LrSchedule):
 
 @dataclass(frozen=True)
 class Exponential(LrSchedule):
-    """Decays by a constant factor after every epoch.
+    """Multiplies the learning rate by a constant factor after every epoch.
 
     Args:
-        gamma: Factor per epoch, in (0, 1].
+        gamma: Factor per epoch since the start of training, in (0, 1].
 
     Raises:
         ConfigError: If a value is out of range.
@@ -120,10 +123,10 @@ class Exponential(LrSchedule):
 
 @dataclass(frozen=True)
 class MultiStep(LrSchedule):
-    """Decays by a constant factor at given epochs.
+    """Multiplies the learning rate by a constant factor at given epochs.
 
     Args:
-        milestones: Epochs at which the learning rate decays.
+        milestones: Epochs at which the learning rate changes.
         gamma: Factor at each milestone.
 
     Raises:

@@ -107,7 +107,8 @@ def check_address_space(need: Callable[[], Need] | None = None) -> None:
     """Checks that the limit on the address space (``ulimit -v``) suffices for a worker on the CPU.
 
     Args:
-        need: Function that computes the memory that one process needs, if known; called only if there is a limit.
+        need: Function that computes the memory that one process needs, called only if there is a limit; ``None`` if
+            this is not known yet.
 
     Raises:
         ConfigError: If the limit is too low.
@@ -126,7 +127,7 @@ def check_address_space(need: Callable[[], Need] | None = None) -> None:
 
 
 def memory_warning(need: Need, processes: int, available: int | None) -> str | None:
-    """Returns a warning if the processes of this machine need more memory than is available.
+    """Returns a warning if the processes of this machine need more memory than is available, otherwise ``None``.
 
     Args:
         need: Memory that each process needs.

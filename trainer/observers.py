@@ -1,4 +1,4 @@
-"""Observers receive the events of a run on rank 0: the metrics file, loggers, and wrappers that isolate failures."""
+"""Observers, which receive the events of a run on rank 0: metrics file, loggers, and wrappers that isolate failures."""
 
 from __future__ import annotations
 
@@ -52,13 +52,13 @@ class Observer:
         """Called when training starts or continues after ``step`` of ``total`` steps."""
 
     def note(self, text: str) -> None:
-        """Called before training starts, with a line for the user, ``text``."""
+        """Called before training starts, with a line of ``text`` for the user."""
 
     def warning(self, text: str) -> None:
         """Called when the warning ``text`` was printed during training."""
 
     def phase(self, what: str | None) -> None:
-        """Called when another activity, ``what``, begins; ``None`` means regular training."""
+        """Called when an activity, such as an evaluation, begins: ``what`` is its name, or ``None`` for training."""
 
     def progress(self, fraction: float) -> None:
         """Called when ``fraction`` of the current activity is done."""
@@ -67,7 +67,13 @@ class Observer:
         """Called when ``step`` steps are done."""
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Called when new metrics are available; ``kind`` is ``train``, ``eval`` or ``restart``."""
+        """Called with new metrics after ``step`` steps.
+
+        Args:
+            kind: ``train``, ``eval``, or ``restart`` for a run that resumes at another world size.
+            step: Number of steps done.
+            values: Metrics by name.
+        """
 
     def end(self, summary: Mapping[str, Any]) -> None:
         """Called when training has finished, with its ``summary``."""
@@ -77,7 +83,7 @@ class Observer:
 
 
 class MetricsFile(Observer):
-    """Appends one JSON object per event to ``metrics.jsonl``; non-finite values become ``null``.
+    """Appends new metrics as lines of JSON to ``metrics.jsonl``; non-finite values become ``null``.
 
     Args:
         path: Path of the file.
@@ -94,7 +100,7 @@ class MetricsFile(Observer):
             write_atomically(self._path, b"".join(line + b"\n" for line in kept))
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Appends a line, in one write."""
+        """Appends the metrics as one line, in a single write."""
         with naming_errors(self._path), self._path.open("a") as file:
             file.write(to_json({"kind": kind, "step": step, **values}) + "\n")
 
@@ -107,45 +113,45 @@ def _step_of(line: bytes) -> float:
 
 
 class Forwarder(Observer):
-    """Base class of wrappers of an observer: every event is passed to ``_forward``."""
+    """Base class of wrappers of observers: every event is passed, with its arguments, to the method ``_forward``."""
 
     def _forward(self, event: str, *arguments: Any) -> None:
         raise NotImplementedError
 
     def begin(self, step: int, total: int) -> None:
-        """Forwards the event."""
+        """Passes the event ``begin`` to ``_forward``."""
         self._forward("begin", step, total)
 
     def note(self, text: str) -> None:
-        """Forwards the event."""
+        """Passes the event ``note`` to ``_forward``."""
         self._forward("note", text)
 
     def warning(self, text: str) -> None:
-        """Forwards the event."""
+        """Passes the event ``warning`` to ``_forward``."""
         self._forward("warning", text)
 
     def phase(self, what: str | None) -> None:
-        """Forwards the event."""
+        """Passes the event ``phase`` to ``_forward``."""
         self._forward("phase", what)
 
     def progress(self, fraction: float) -> None:
-        """Forwards the event."""
+        """Passes the event ``progress`` to ``_forward``."""
         self._forward("progress", fraction)
 
     def step(self, step: int) -> None:
-        """Forwards the event."""
+        """Passes the event ``step`` to ``_forward``."""
         self._forward("step", step)
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Forwards the event."""
+        """Passes the event ``metrics`` to ``_forward``."""
         self._forward("metrics", kind, step, values)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Forwards the event."""
+        """Passes the event ``end`` to ``_forward``."""
         self._forward("end", summary)
 
     def close(self) -> None:
-        """Forwards the event."""
+        """Passes the event ``close`` to ``_forward``."""
         self._forward("close")
 
 
@@ -172,14 +178,16 @@ class Guarded(Forwarder):
 
 
 class Bounded(Forwarder):
-    """Runs an observer in a separate thread, and limits the time of each event. After an error, it cannot be used.
+    """Runs an observer in a separate thread, and limits the time of each event.
+
+    After an error, the object cannot be used any more.
 
     Args:
-        make: Function that builds the observer, called in that thread.
-        seconds: Time limit of an event, in seconds; building and closing may take 3x as long.
+        make: Function that builds the observer, called in the separate thread.
+        seconds: Time limit of an event, in seconds; building and closing the observer may take three times as long.
 
     Raises:
-        TimeoutError: If building takes too long; every method may also raise it.
+        TimeoutError: If building the observer takes too long. Every method may also raise it.
     """
 
     def __init__(self, make: Callable[[], Observer], seconds: float) -> None:
@@ -212,7 +220,7 @@ class Bounded(Forwarder):
         self._wait_for(partial(getattr(self._observer, event), *arguments), self._seconds)
 
     def close(self) -> None:
-        """Forwards the event."""
+        """Closes the observer, and ends the thread."""
         self._wait_for(self._observer.close, 3 * self._seconds)
         self._tasks.put(None)
 
@@ -220,11 +228,11 @@ class Bounded(Forwarder):
 class BackgroundObserver(Forwarder):
     """Runs an observer in a separate thread without waiting for it, except in ``close``.
 
-    Events that precede the observer's construction are delivered afterwards. The observer must neither raise nor block
-    forever: wrap it in :class:`Guarded` and :class:`Bounded`.
+    Events that arrive before the observer is built are delivered to it afterwards. The observer must neither raise nor
+    block forever: wrap it in :class:`Guarded` and :class:`Bounded`.
 
     Args:
-        make: Function that builds the observer, called in that thread.
+        make: Function that builds the observer, called in the separate thread.
     """
 
     def __init__(self, make: Callable[[], Observer]) -> None:
@@ -242,7 +250,7 @@ class BackgroundObserver(Forwarder):
         self._events.put((event, arguments))
 
     def close(self) -> None:
-        """Forwards the event, and waits until all events are delivered."""
+        """Closes the observer, after all earlier events have been delivered to it."""
         super().close()
         self._thread.join()
 
@@ -279,7 +287,7 @@ class Logger(ABC):
     """A destination of metrics in addition to the run folder, chosen with ``logger=NAME``; opened on rank 0 only."""
 
     def parts(self) -> list[Logger]:
-        """Returns the loggers that this one consists of."""
+        """Returns the loggers that this logger combines; for a single logger, a list that contains only itself."""
         return [self]
 
     def check(self) -> None:
@@ -295,7 +303,7 @@ class Logger(ABC):
         """
 
     def place(self) -> str | None:
-        """Returns a description of the destination, printed when a run starts; ``None`` for the run folder alone."""
+        """Returns the destination as text, printed when a run starts; ``None`` if it is the run folder."""
         return None
 
 
@@ -303,7 +311,8 @@ class Logger(ABC):
 class NoLogger(Logger):
     """Logs to the run folder only.
 
-    Accepts the settings of :class:`Wandb` without effect, so that ``logger=none`` works for experiments that set them.
+    It accepts the settings of :class:`Wandb` and ignores them, so that ``logger=none`` works for experiments that set
+    them.
 
     Args:
         project: No effect; setting of :class:`Wandb`.
@@ -328,7 +337,7 @@ class NoLogger(Logger):
 
 @dataclass(frozen=True)
 class Wandb(Logger):
-    """Weights & Biases, through its own SDK.
+    """Logs to Weights & Biases (W&B), through its own SDK.
 
     Args:
         project: Project that collects the runs.
@@ -336,7 +345,8 @@ class Wandb(Logger):
         group: Name of the group of runs; ``None`` uses the run's id, which joins a resumed run with its earlier parts.
         job_type: Role of the run within its group.
         tags: Labels of the run.
-        timeout: Time limit of a connection and of a call, in seconds; 3x as long for the first and the last.
+        timeout: Time limit for connecting and for each call, in seconds; three times as long for the first and the last
+            call.
 
     Raises:
         ConfigError: If the mode is unknown or the timeout is out of range.
@@ -361,7 +371,7 @@ class Wandb(Logger):
         return os.environ.get("WANDB_MODE") or ("online" if logged_in() else "offline")
 
     def place(self) -> str:
-        """Describes whether data leaves this machine, and to which address; opens no connection."""
+        """Returns a text that states whether data leaves this machine, and to which address; opens no connection."""
         if self._chosen == "disabled":
             return "W&B: disabled"
         if self._chosen in ("offline", "dryrun"):
@@ -376,7 +386,10 @@ class Wandb(Logger):
         return f"W&B: uploaded to {at}"
 
     def open(self, run: Run, config: Mapping[str, Any]) -> Observer:
-        """Starts a W&B run."""
+        """Starts a W&B run, and returns the observer that sends events to it.
+
+        If W&B cannot be reached, the run is logged offline.
+        """
         # Only rank 0 of a run that logs to W&B needs this import, which takes seconds on a busy machine; outside of
         # Bounded, it does not count against the timeout.
         import wandb  # noqa: PLC0415
@@ -451,31 +464,31 @@ class _WandbObserver(Observer):
         self._run.save(glob.escape(str(link)), base_path=str(folder), policy="live")
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        """Logs under ``train/`` or ``eval/``, and the three axes that W&B's charts can use."""
+        """Logs metrics as ``train/NAME`` or ``eval/NAME``, with steps, seconds and bytes as axes for W&B's charts."""
         figures = {f"{kind}/{name}": value for name, value in values.items() if name not in _TOTALS}
         figures |= {axis: values[name] for name, axis in _TOTALS.items() if name in values}
         self._run.log({**figures, "step": step}, step=step)
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        """Copies the summary to the run's summary at W&B, which its tables show."""
+        """Copies the summary to W&B, whose tables of runs show it."""
         self._run.summary.update(dict(summary))
 
     def close(self) -> None:
-        """Uploads the rest and closes the W&B run."""
+        """Uploads the remaining data and closes the W&B run."""
         self._run.finish()
 
 
 def without_run_id(environment: Mapping[str, str], *, warns: bool = True) -> dict[str, str]:
-    """Removes ``WANDB_RUN_ID`` from the environment of a sweep, whose runs would otherwise all be one W&B run.
+    """Removes ``WANDB_RUN_ID`` from environment variables, because it would make all runs of a sweep one W&B run.
 
-    The id that ``wandb agent`` sets for a process of its sweep is kept.
+    In a process that ``wandb agent`` started for a sweep of W&B, the variable is kept.
 
     Args:
         environment: Environment variables of this process.
         warns: Whether to print a warning if the id is removed.
 
     Returns:
-        The environment without the id.
+        A copy of ``environment``, normally without the id.
     """
     given = environment.get("WANDB_RUN_ID")
     # An agent of a W&B sweep sets one id per process.

@@ -23,19 +23,20 @@ class MuonAdamW(torch.optim.Optimizer):
     Muon: An optimizer for hidden layers in neural networks, 2024.
 
     Args:
-        model: Model to train, or its parameters: every parameter of shape (a, b) is then a matrix.
+        model: Model to train; or only its parameters, of which all with shape (a, b) then count as matrices.
         lr: Learning rate of matrices.
         adamw_lr: Learning rate of the other parameters; ``None`` for ``lr``.
         weight_decay: Weight decay of all parameters.
-        momentum: Momentum factor of Muon, a share.
+        momentum: Momentum factor of Muon, in [0, 1).
         nesterov: Whether Muon uses Nesterov momentum.
         ns_steps: Number of Newton-Schulz iterations.
-        adjust_lr_fn: Dependence of Muon's learning rate on the shape; ``match_rms_adamw`` suits rates of AdamW.
-        betas: Decay rates of AdamW's moments, shares.
-        eps: Constant added to the root of AdamW's second moment.
+        adjust_lr_fn: How Muon scales its learning rate by the shape of a matrix, as in ``torch.optim.Muon``;
+            ``match_rms_adamw`` suits learning rates that were chosen for AdamW.
+        betas: Decay rates of AdamW's first and second moment, each in [0, 1).
+        eps: Constant added to the square root of AdamW's second moment.
 
     Attributes:
-        parts: The optimizers of torch that make the steps.
+        parts: Torch optimizers that make the steps: Muon and AdamW, or one of them if the other has no parameters.
 
     Raises:
         ConfigError: If this version of torch has no Muon, the model has no such matrices, or ``ns_steps`` is out of
@@ -84,13 +85,13 @@ class MuonAdamW(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
-        """Makes a step of both optimizers, with the current groups and state of this one.
+        """Makes a step with both optimizers, which use the current parameter groups and state of this object.
 
         Args:
-            closure: Computes the loss and all gradients; ``None`` if they exist.
+            closure: Function that computes all gradients and returns the loss; ``None`` if gradients exist already.
 
         Returns:
-            The loss of ``closure``.
+            The loss that ``closure`` returned; ``None`` without a closure.
         """
         loss = None
         if closure is not None:
@@ -116,17 +117,17 @@ def make_optimizer(make: OptimizerFactory, model: nn.Module) -> torch.optim.Opti
     """Creates the optimizer of a model.
 
     Args:
-        make: Creates the optimizer from parameters, or from the model if its class has ``takes_model``.
+        make: Function that creates the optimizer, from the model if ``takes_model(make)``, otherwise from parameters.
         model: Model to train.
     """
     return make(model if takes_model(make) else model.parameters())
 
 
 def takes_model(make: OptimizerFactory) -> bool:
-    """Whether an optimizer chooses parameters by their place in the model, so that it is created from the model."""
+    """Returns whether ``make`` creates an optimizer, such as MuonAdamW, from the model instead of its parameters."""
     return bool(getattr(getattr(make, "func", make), "takes_model", False))
 
 
 def optimizer_parts(optimizer: torch.optim.Optimizer) -> tuple[torch.optim.Optimizer, ...]:
-    """Optimizers of torch that make the steps of an optimizer: those of :class:`MuonAdamW`, or the optimizer itself."""
+    """Returns the torch optimizers that make the steps: those of a :class:`MuonAdamW`, or the optimizer itself."""
     return optimizer.parts if isinstance(optimizer, MuonAdamW) else (optimizer,)

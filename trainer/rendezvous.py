@@ -31,9 +31,9 @@ class Stopping:
     """Stops all workers after the same step; one object per worker.
 
     Schedulers send a signal some time before they end or preempt a job, but not to all workers, nor in the same step.
-    A thread polls the store for a request to stop. After a request, each worker publishes the end of its current step
-    as its bound and does not continue past it before all bounds are known. All workers stop at the highest bound.
-    Steps before the request cost no message.
+    A thread therefore polls the workers' store for a request to stop. After a request, each worker publishes the number
+    of its current step as its bound, and does not continue past that step before it knows the bounds of all workers.
+    All workers stop after the step with the highest bound. Without a request, steps need no messages.
 
     Args:
         connect: Function that opens a separate connection to the workers' store.
@@ -65,7 +65,7 @@ class Stopping:
         """Requests a stop; called from a signal handler.
 
         Returns:
-            Whether a stop was requested before.
+            Whether this worker was asked before.
         """
         before, self._asked = self._asked, True
         return before
@@ -129,8 +129,9 @@ _TRY = 2.0
 class Rendezvous:
     """Connects the workers through a key-value store that rank 0 hosts at the configured address.
 
-    With torchrun, that address belongs to the agent, whose store survives restarts: keys of earlier workers, such as
-    their addresses, would mislead later ones. Rank 0 then hosts a separate store and publishes its port there.
+    With torchrun, the store at that address belongs to torchrun's agent. It survives a restart of the workers, so that
+    keys of earlier workers, such as their addresses, would mislead new workers. Rank 0 then hosts a separate store, and
+    publishes its port in the store of the agent.
 
     The store of rank 0 listens on one address only, and all keys have a prefix that only the workers know.
 
@@ -157,7 +158,7 @@ class Rendezvous:
 
     @property
     def store(self) -> Any:
-        """The key-value store. It is opened at the first access, when rank 0 also waits for all other ranks.
+        """The key-value store. It is opened at the first access; rank 0 then waits until all other ranks connect.
 
         Raises:
             ConfigError: If the store or some rank cannot be reached.
@@ -189,7 +190,7 @@ class Rendezvous:
         """Lists the ranks that have not set their key in the store.
 
         Args:
-            name: Common part of the keys, before the slash and the rank.
+            name: Common part of the keys, which have the form ``NAME/RANK``.
             keys: Keys to check; by default those of all ranks.
 
         Returns:

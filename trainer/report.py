@@ -21,7 +21,7 @@ __all__ = ["environment", "print_report", "processor", "rows"]
 
 
 def environment() -> dict[str, Any]:
-    """Returns versions, commit and machine for the summary of a run; contains no environment variables."""
+    """Returns versions, Git commit and machine by name, for the summary of a run; contains no environment variables."""
     return {
         "spardl": __version__,
         "python": platform.python_version(),
@@ -60,7 +60,7 @@ def _commit() -> str | None:
 
 
 def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:
-    """Formats a summary as rows of a table: name and text.
+    """Formats a summary as rows of a table, each a pair of a name and a text.
 
     Args:
         summary: Summary that the trainer returns.

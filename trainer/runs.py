@@ -35,7 +35,7 @@ __all__ = [
 
 
 def to_json(content: Any, indent: int | None = None) -> str:
-    """Serializes to strict JSON; NaN and infinities, which JSON lacks, become ``null``."""
+    """Returns ``content`` as strict JSON, in which NaN and infinities become ``null``."""
     return json.dumps(_without_gaps(content), indent=indent, allow_nan=False)
 
 
@@ -54,7 +54,7 @@ _RESERVE = 1 << 14
 
 
 class UnfinishedError(Exception):
-    """Raised for a run without a result after its error was printed, so that Hydra's sweepers count a failure.
+    """Raised after a run failed or was stopped, and its error was printed; Hydra's sweepers then count a failure.
 
     Args:
         code: Exit code of the process.
@@ -69,7 +69,7 @@ class UnfinishedError(Exception):
 
 
 def final_metric(summary: Mapping[str, Any]) -> float | None:
-    """Returns the final value of the main metric in a summary, or ``None`` if it is missing."""
+    """Returns the final value of the main metric in a summary; ``None`` if it is missing or was not finite."""
     name, final = summary.get("metric"), summary.get("final")
     value = final.get(name) if isinstance(final, dict) and isinstance(name, str) else None
     return float(value) if isinstance(value, (int, float)) else None
@@ -83,7 +83,7 @@ def run_id(config: Mapping[str, Any]) -> str:
 
 
 def flat(node: Mapping[str, Any], without: Collection[str] = (), path: str = "") -> Iterator[tuple[str, Any]]:
-    """Flattens a configuration.
+    """Lists all settings of a configuration, including nested ones.
 
     Args:
         node: Configuration as plain data.
@@ -91,7 +91,7 @@ def flat(node: Mapping[str, Any], without: Collection[str] = (), path: str = "")
         path: Dotted name of the node, followed by a dot; empty for the root.
 
     Yields:
-        Dotted names and values of the settings.
+        Dotted name, such as ``training.epochs``, and value of each setting.
     """
     for key, value in node.items():
         name = f"{path}{key}"
@@ -110,9 +110,9 @@ class Run:
     Attributes:
         id: Hash of the run's configuration.
         folder: Folder of all files of the run.
-        checkpoint: Folder of the checkpoint to resume from, if any.
+        checkpoint: Folder of the checkpoint to start or resume from; ``None`` to start from new weights.
         notices: Warnings about the choice of the folder.
-        finished: Whether an earlier command finished it, so that there is nothing to train.
+        finished: Whether an earlier command has finished the run, so that there is nothing to train.
     """
 
     id: str
@@ -146,7 +146,7 @@ class Run:
         return self.folder / ".lock"
 
     def write_summary(self, content: Mapping[str, Any]) -> None:
-        """Writes status and metrics; non-finite values become ``null``."""
+        """Writes status and metrics to the summary file; non-finite values become ``null``."""
         write_atomically(self.summary_file, (to_json(content, indent=2) + "\n").encode())
 
     def log(self, text: str) -> None:
@@ -156,7 +156,7 @@ class Run:
             file.write(f"{text}\n")
 
     def log_end(self, text: str) -> None:
-        """Appends to the console log why the run ends early, unless the leading worker has done so."""
+        """Appends the reason for an early end to the console log, unless it is already the last line there."""
         try:
             logged = self.log_file.read_bytes().endswith(f"{text}\n".encode(errors="backslashreplace"))
         except OSError:
@@ -173,7 +173,7 @@ class Run:
         return content if isinstance(content, dict) else {}
 
     def metric(self) -> float:
-        """Returns the final value of the main metric; NaN if it was not finite."""
+        """Returns the final value of the main metric; NaN if it is missing or was not finite."""
         value = final_metric(self.read_summary())
         return math.nan if value is None else value
 
@@ -181,8 +181,8 @@ class Run:
         """Locks the folder for this process.
 
         Returns:
-            File descriptor of the lock, which ends when this process and all processes forked from it have closed the
-            descriptor; ``None`` if another process holds the lock.
+            File descriptor of the lock; ``None`` if another process holds the lock. The lock ends when this process and
+            all processes forked from it have closed the descriptor.
         """
         # The kernel releases the lock when its processes die, so no stale lock can remain.
         descriptor = os.open(self._lock_file, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
@@ -194,32 +194,32 @@ class Run:
         return descriptor
 
     def reserve(self) -> None:
-        """Reserves space in the lock file, so that the final summary can be written on a full disk."""
+        """Reserves space on the disk, so that the final summary can be written even if the disk gets full."""
         with naming_errors(self._lock_file), self._lock_file.open("r+b") as file:
             file.write(os.urandom(_RESERVE))  # random, since some file systems compress zeros
             file.flush()
             os.fsync(file.fileno())  # some file systems allocate only then
 
     def release(self) -> None:
-        """Frees the reserved space."""
+        """Frees the space that :meth:`reserve` has reserved."""
         os.truncate(self._lock_file, 0)
 
 
 class Claimed(NamedTuple):
-    """A run that this process has locked; closing the descriptor ``lock`` unlocks it."""
+    """A run whose folder this process has locked; closing the file descriptor ``lock`` unlocks it."""
 
     run: Run
     lock: int
 
 
 def runs_of(root: Path, identity: str) -> list[Run]:
-    """Returns the runs with id ``identity`` below ``root``, newest first."""
+    """Returns the runs with id ``identity`` in the folder ``root``, newest first."""
     folders = [path for path in root.glob(f"*-{identity}*") if path.is_dir()]
     return [Run(identity, path) for path in sorted(folders, key=lambda path: path.stat().st_mtime_ns, reverse=True)]
 
 
 def finished_run(root: Path, identity: str) -> Run | None:
-    """Returns a finished run with id ``identity`` below ``root``, if there is one."""
+    """Returns the newest finished run with id ``identity`` in the folder ``root``; ``None`` if there is none."""
     return next((run for run in runs_of(root, identity) if run.read_summary().get("status") == "finished"), None)
 
 
@@ -228,8 +228,11 @@ def new_run(root: Path, label: str, identity: str) -> Claimed:
 
     Args:
         root: Folder of all runs.
-        label: Readable beginning of the folder's name.
+        label: Beginning of the folder's name; the id follows.
         identity: Id of the run.
+
+    Returns:
+        The new run and its lock.
 
     Raises:
         ConfigError: If the folder cannot be created or written.
@@ -278,7 +281,8 @@ def continue_from(
         busy: List that receives the folders that ``auto`` skips because other processes use them.
 
     Returns:
-        The run with its newest valid checkpoint; ``None`` if ``auto`` finds no run to resume.
+        The run with its newest valid checkpoint, and its lock; ``None`` if ``auto`` finds no run to resume. A run that
+        ``auto`` finds may have no checkpoint yet.
 
     Raises:
         CheckpointError: If the folder does not belong to a run of this configuration, or no checkpoint can be used.
@@ -339,12 +343,12 @@ def check_branch(checkpoint: Path, before: Mapping[str, Any], now: Mapping[str, 
 
     Args:
         checkpoint: Folder of the checkpoint.
-        before: Result-relevant configuration of the run that saved the checkpoint.
-        now: Result-relevant configuration of the new run.
+        before: Settings of the run that saved the checkpoint; only those that can change the result.
+        now: The same settings of the new run.
         workers: Number of workers of the new run; ``None`` accepts any.
 
     Raises:
-        CheckpointError: If the checkpoint is damaged, or the runs differ in more than ``FREE``.
+        CheckpointError: If the checkpoint is damaged, or the runs differ in settings that ``FREE`` does not list.
     """
     verify_checkpoint(checkpoint, workers)
     if workers is not None and saved_workers(checkpoint) != workers:

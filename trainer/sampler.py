@@ -23,7 +23,9 @@ __all__ = ["Batches", "LaneSampler", "Sampler", "ShuffledSampler", "TrainingWork
 
 
 class Sampler(ABC):
-    """Assigns each worker an equal share of the examples, so all take the same number of steps per epoch.
+    """Selects one worker's share of the training examples, step by step.
+
+    All workers have equal shares, and therefore the same number of steps per epoch.
 
     Args:
         examples: Number of training examples.
@@ -50,24 +52,24 @@ class Sampler(ABC):
 
     @abstractmethod
     def indices(self, step: int) -> Tensor:
-        """Returns the positions of a step's examples.
+        """Returns the positions of this worker's examples in a step.
 
-        Examples that do not fill a step of all workers are skipped in that epoch.
+        At the end of an epoch, examples that are too few for a step of all workers are skipped.
 
         Args:
-            step: Number of the step since the start of training.
+            step: Number of steps before this one, since the start of training.
 
         Returns:
             int64, shape (batch_size,).
         """
 
     def generator(self, step: int) -> torch.Generator:
-        """Returns the generator of the random choices (augmentation, masking) of a step."""
+        """Returns the random generator for this worker's choices in a step, such as augmentation and masking."""
         return seeded_generator(self._seed, "batch", step, self._worker.rank)
 
 
 class ShuffledSampler(Sampler):
-    """Shuffles the examples in every epoch, and assigns every P-th one to each of P workers."""
+    """Shuffles the examples in every epoch; each of P workers reads every P-th example of that order."""
 
     def __init__(self, examples: int, worker: Worker, batch_size: int, seed: int) -> None:
         super().__init__(examples, worker, batch_size, seed)
@@ -77,7 +79,7 @@ class ShuffledSampler(Sampler):
         self._shard = torch.empty(0, dtype=torch.int64)
 
     def indices(self, step: int) -> Tensor:
-        """Returns the positions of a step's examples: int64, shape (batch_size,)."""
+        """Returns the positions of this worker's examples in a step: int64, shape (batch_size,)."""
         epoch, within = divmod(step, self.steps_per_epoch)
         # Computed once per epoch; every worker draws the same permutation.
         if epoch != self._epoch:
@@ -87,9 +89,10 @@ class ShuffledSampler(Sampler):
 
 
 class LaneSampler(Sampler):
-    """Cuts the ordered examples into contiguous lanes, one per row of all workers' batches.
+    """Cuts the examples, in their order, into lanes: contiguous parts of equal length, one per row of a batch.
 
-    Each row of a batch continues its lane, as models need that carry a state along a text.
+    Row ``i`` of a worker's batch continues its lane where row ``i`` of the previous batch ended. This is for models
+    that carry a state along a text. The batches of different workers have different lanes.
 
     Args:
         examples: Number of training examples.
@@ -110,7 +113,10 @@ class LaneSampler(Sampler):
         self._starts = (worker.rank * lanes + torch.arange(lanes)) * length
 
     def indices(self, step: int) -> Tensor:
-        """Returns the positions of the examples: int64, shape (batch_size,), one batch of ``lanes`` after another."""
+        """Returns the positions of this worker's examples in a step: int64, shape (lanes * passes,).
+
+        They consist of ``passes`` batches, one after the other, each with one example per lane.
+        """
         first = step % self.steps_per_epoch * self._passes
         return (torch.arange(first, first + self._passes).unsqueeze(1) + self._starts).flatten()
 
@@ -118,8 +124,8 @@ class LaneSampler(Sampler):
 class Batches:
     """The batches of one worker, step by step.
 
-    If the split has a true attribute ``slow``, a thread loads the batches of the next step during the current one. The
-    batches do not depend on that: each is a function of its indices and its step's generator.
+    If the split has a true attribute ``slow``, a thread loads the batches of the next step during the current step.
+    This does not change the batches: each depends only on its indices and on the random generator of its step.
 
     Args:
         split: Training examples.
@@ -134,7 +140,7 @@ class Batches:
         self._ahead: _Ahead | None = None
 
     def of(self, step: int) -> Iterator[Batch]:
-        """Yields the batches of a step; call it for each step in order."""
+        """Yields the batches of a step, one per backward pass; called for each step in order."""
         if not self._reads_ahead:
             yield from self._make(step)
             return
@@ -234,13 +240,13 @@ class TrainingWorker:
             self._set_random(outside)
 
     def undo_spoiled_buffers(self) -> None:
-        """Restores the buffers of an active worker if a pass made them non-finite: running means never recover."""
+        """Restores the buffers of an active worker if a pass made them non-finite: running averages never recover."""
         floating = [buffer for buffer in self._model.buffers() if buffer.is_floating_point()]
         if not all(bool(buffer.isfinite().all()) for buffer in floating):
             load_buffers(self._model, self._buffers)
 
     def floating_buffers(self) -> Tensor:
-        """Returns all floating-point buffers in one vector, shape (m,)."""
+        """Returns all floating-point buffers, concatenated to one vector of shape (entries,)."""
         parts = [buffer.flatten() for buffer in self._buffers.values() if buffer.is_floating_point()]
         return torch.cat(parts) if parts else torch.empty(0, device=self._device)
 
@@ -261,13 +267,13 @@ class TrainingWorker:
 
 
 def load_buffers(model: nn.Module, buffers: Mapping[str, Tensor]) -> None:
-    """Copies ``buffers``, by name, into the buffers of a model."""
+    """Copies ``buffers`` into the buffers of a model that have the same names; shapes must match."""
     for name, buffer in model.named_buffers():
         buffer.copy_(buffers[name])
 
 
 def average_buffers(cluster: Cluster, workers: Sequence[TrainingWorker], model: nn.Module) -> None:
-    """Sets the model's floating-point buffers to their mean over all workers, summed in the order of the ranks."""
+    """Sets the model's floating-point buffers to their mean over all workers; all workers must call it together."""
     rows = gather_rows(cluster, [worker.floating_buffers() for worker in workers])
     mean = torch.stack(rows).mean(0)
     # Integer buffers, such as the number of tracked batches, are equal on all workers.

@@ -39,7 +39,7 @@ class Outcome:
     """Outcome of one run of a sweep.
 
     Attributes:
-        words: Settings that distinguish the run from the other runs of the sweep.
+        words: Settings that distinguish the run from the other runs of the sweep, as ``KEY=VALUE``.
         state: State of the run: ``finished``, ``skipped`` because it was finished before, ``stopped`` or ``failed``.
         seconds: Time that the run took in this command, in seconds.
         folder: Folder of the run; ``None`` if it has none.
@@ -52,17 +52,21 @@ class Outcome:
 
 
 class SweepFolder(Callback):
-    """Hydra callback that sets the folder for the outcomes of the runs when a sweep starts."""
+    """Hydra callback that chooses, when a sweep starts, the folder in which its runs record their outcomes."""
 
     def on_multirun_start(self, config: DictConfig, **kwargs: Any) -> None:
-        """Sets the environment variable that the runs inherit."""
+        """Writes the path of the folder into an environment variable, which the runs of the sweep inherit."""
         folder = Path(config.hydra.sweep.dir).absolute() / f"outcomes-{secrets.token_hex(4)}"
         os.environ[_VARIABLE] = str(folder)
 
 
 @contextmanager
 def part_of_sweep() -> Iterator[Outcome]:
-    """Prints which run of the sweep begins, and records its outcome when the body of the ``with`` statement ends."""
+    """Prints which run of the sweep begins, and records its outcome when the body of the ``with`` statement ends.
+
+    Yields:
+        The outcome, initially ``failed``, which the body must update.
+    """
     used, began = HydraConfig.get(), perf_counter()
     total = _count(sys.argv[1:])
     of = f" of {total}" if total else ""
@@ -84,7 +88,10 @@ def _write(number: int, outcome: Outcome) -> None:
 
 
 def print_table() -> None:
-    """Prints metric, seconds, bytes and path of every run of a sweep, including failed ones."""
+    """Prints metric, seconds, bytes and path of every run of a sweep, including failed ones.
+
+    Prints nothing if no sweep was started.
+    """
     if not (named := os.environ.pop(_VARIABLE, None)):
         return
     files = sorted(Path(named).glob("*.json"), key=lambda path: int(path.stem))
@@ -116,8 +123,8 @@ def sweep_words(typed: Sequence[str], words: Sequence[str]) -> list[str]:
     """Returns the settings of one run that differ between the runs of its sweep.
 
     Args:
-        typed: Words of the command line of the sweep.
-        words: Settings of the run, as overrides.
+        typed: Words of the command line that started the sweep.
+        words: All overrides (``KEY=VALUE``) of the run.
     """
     fixed = {word for word in typed if not word.startswith("-")}
     return [word for word in words if word not in fixed]

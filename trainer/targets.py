@@ -1,7 +1,8 @@
-"""Targets (``_target_``: names of classes and functions in configurations): allowlist, public names and defaults.
+"""Checks configurations and renames their targets: the classes and functions that ``_target_`` names.
 
-Run ids are hashes of configurations in which each target has the module path of version 0.1.0, listed in ``_PLACES``.
-So a run keeps its id when a class moves. Classes added later are hashed by their public names and need no entry.
+The id of a run is a hash of its configuration. For the hash, each target gets the module path that it had in version
+0.1.0 (``_PLACES``), so that a run keeps its id when a class moves to another module. Classes that were added later are
+hashed by their public names and need no entry.
 """
 
 from __future__ import annotations
@@ -102,7 +103,7 @@ _NAMES: Mapping[str, str] = MappingProxyType({**_FORMER, **{place: name for name
 
 
 def hashed_targets(config: Any) -> Any:
-    """Replaces each target by the module path that ids are computed from.
+    """Returns a copy of a configuration in which each target has the path from which run ids are computed.
 
     Args:
         config: Configuration, as plain data.
@@ -111,10 +112,10 @@ def hashed_targets(config: Any) -> Any:
 
 
 def public_targets(config: Any) -> Any:
-    """Replaces each target by its public name, including module paths of earlier versions.
+    """Returns a copy of a configuration in which each target has its public name, such as ``spardl.TopK``.
 
     Args:
-        config: Configuration, as plain data.
+        config: Configuration, as plain data; may contain module paths of earlier versions.
     """
     return _renamed(config, lambda name: _NAMES.get(name, name))
 
@@ -124,10 +125,10 @@ _PACKAGES = ("compressors", "communicators", "method", "schedules", "vector", "c
 
 
 def importable(config: Any) -> Any:
-    """Replaces the short public names of parts, such as ``spardl.TopK``, by paths to import.
+    """Returns a copy of a configuration in which each target can be imported by Hydra.
 
     Args:
-        config: Configuration, as plain data.
+        config: Configuration, as plain data; may contain short public names, such as ``spardl.TopK``.
     """
     return _renamed(config, _import_path)
 
@@ -167,7 +168,10 @@ _RAISED: Mapping[str, int] = MappingProxyType(
 
 
 def editions(config: Mapping[str, Any]) -> dict[str, int]:
-    """Returns the editions (versions of behavior) of a configuration's classes by public name, if above 1."""
+    """Returns the editions above 1 of the classes in a configuration, by public name.
+
+    The edition of a class starts at 1 and increases when the class gives other results for the same configuration.
+    """
     return {name: _RAISED[name] for name in sorted(set(_named_targets(public_targets(config)))) if name in _RAISED}
 
 
@@ -196,7 +200,7 @@ class Kind:
         base: Base class of the target; functions are checked by package only.
         packages: Packages that the target may come from.
         functions: Whether the target may be a function.
-        partial: Whether further arguments follow later (``_partial_: true``).
+        partial: Whether the node builds a function to which arguments are added later (``_partial_: true``).
         extensible: Whether ``plugins=[PACKAGE]`` allows further packages.
         inside: Allowed targets of nested nodes, by name; all other values must be plain data.
     """
@@ -209,7 +213,7 @@ class Kind:
     inside: Mapping[str, Kind] = field(default_factory=dict)
 
     def check(self, name: str, node: Any, plugins: Collection[str] = ()) -> None:
-        """Checks that a node's target is allowed; executes no target, and imports nothing from other packages.
+        """Checks that a node's target is allowed. Calls no target, and imports only from allowed packages.
 
         Args:
             name: Dotted name of the node.
@@ -346,7 +350,7 @@ def check_arguments(name: str, node: Mapping[str, Any]) -> None:
         node: Content of the node, as resolved plain data that :meth:`Kind.check` has accepted.
 
     Raises:
-        ConfigError: If the target has no such argument, or a boolean argument gets another value.
+        ConfigError: If the target has no such argument, or a boolean argument is neither true nor false.
     """
     try:
         wanted = inspect.signature(_find(node[_TARGET_KEY])).parameters
@@ -414,6 +418,9 @@ def resolve_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         config: Configuration, as plain data.
 
+    Returns:
+        A new configuration without ``recipe``.
+
     Raises:
         ConfigError: If the recipe is unknown.
     """
@@ -426,12 +433,15 @@ def resolve_recipe(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resolve_scope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Replaces ``scope=auto`` of the compressor by ``model``, except where it selects chunks.
+    """Replaces ``scope=auto`` of the compressor by ``model``, unless ``auto`` means chunks for this configuration.
 
-    So runs over the whole model keep the id of versions without ``auto``.
+    Runs for which ``auto`` means the whole model thus keep the id that they had before ``auto`` was introduced.
 
     Args:
         config: Configuration as plain data, returned by :func:`resolve_recipe`.
+
+    Returns:
+        A new configuration.
     """
     compressor = config.get("compressor") or {}
     if compressor.get("scope") != AUTO or (_moves_adam(config) and _takes_chunks(compressor)):

@@ -17,8 +17,8 @@ Batch = Mapping[str, Tensor]
 class Split(Protocol):
     """A finite set of examples that are addressed by position.
 
-    A split whose batches take long to load, for example from files, may set an attribute ``slow`` to true: a thread
-    then loads its batches one step ahead.
+    A split whose batches take long to load, for example from files, may have an attribute ``slow`` that is true. A
+    thread then loads its batches one step ahead.
     """
 
     def __len__(self) -> int:
@@ -72,4 +72,4 @@ class Task(ABC):
 
     @abstractmethod
     def summarize(self, sums: Mapping[str, float]) -> dict[str, float]:
-        """Converts the sums over all batches to named metrics, among them ``loss`` and the value of ``metric``."""
+        """Converts the sums over all batches, by name, to metrics by name, among them ``loss`` and the main metric."""

@@ -21,8 +21,8 @@ _SKIPPED, _RECORDED = 6, 3
 class Tracing:
     """Writes a trace of some steps of this process, for chrome://tracing or ui.perfetto.dev.
 
-    The phases of the library are ranges named ``spardl.PHASE``. Only the thread of the training loop has them; messages
-    in the background appear as waiting.
+    The trace shows the library's phases, such as selection, as ranges named ``spardl.PHASE``. Only the thread of the
+    training loop has such ranges: communication in other threads appears there as waiting.
 
     Args:
         cluster: Cluster whose phases are named.

@@ -45,8 +45,8 @@ __all__ = ["DivergenceWatch", "Trainer", "Window", "all_finite"]
 class DivergenceWatch:
     """Detects divergence; all workers reach the same conclusion and stop together.
 
-    The loss of a step depends on the weights before it. A checkpoint therefore counts as *proven* only after a later
-    finite loss, or a finite evaluation of the same weights: finite weights alone may be useless.
+    A checkpoint counts as *proven* only after a later step had a finite loss, or an evaluation of its weights was
+    finite. Finite weights alone are not sufficient, because the loss that they give may not be finite.
 
     Args:
         cluster: Workers that train together.
@@ -74,8 +74,8 @@ class DivergenceWatch:
             parts: Tensors of each local rank, of any shape, by name; the names are the same on all ranks.
 
         Returns:
-            Whether an evaluation must decide, because no worker's last loss is finite. Its gradients may have been
-            discarded, which leaves the weights intact.
+            Whether the caller must evaluate the weights to decide, because no worker's last loss was finite. The
+            weights may still be good if the gradients of that step were discarded.
 
         Raises:
             TrainingError: On all workers, if a tensor of one of them is not finite.
@@ -101,7 +101,7 @@ class DivergenceWatch:
         self._proven = step
 
     def diverged(self, what: str, step: int) -> TrainingError:
-        """Builds the error, which names the newest proven checkpoint; a collective operation of all workers."""
+        """Returns an error that names the newest proven checkpoint; all workers must call it together."""
         good = self._newest_good()
         way = f"continue with start_from={good}" if good else "start again: there is no earlier checkpoint"
         return TrainingError(f"{what} at step {step}; lower optimizer.lr or set training.clip_norm, and {way}")
@@ -118,7 +118,7 @@ class DivergenceWatch:
 
 
 def all_finite(tensors: Iterable[Tensor]) -> bool:
-    """Returns whether all values are finite; reads memory once and synchronizes with a GPU once."""
+    """Returns whether all values of tensors of any shape are finite; normally waits for the GPU only once."""
     floating = [tensor for tensor in tensors if tensor.is_floating_point()]
     if not floating:
         return True
@@ -141,7 +141,7 @@ class Window:
         self._bytes = self._cluster.ledgers[0].bytes_sent
 
     def add(self, losses: Sequence[float]) -> None:
-        """Adds the losses of a step; non-finite losses count only if there are no others."""
+        """Adds the losses of a step; non-finite losses are ignored unless all losses of the window are non-finite."""
         self._steps += 1
         for sums, loss in zip(self._losses, losses, strict=True):
             if math.isfinite(loss):
@@ -149,7 +149,10 @@ class Window:
                 sums[1] += 1
 
     def close(self) -> dict[str, float]:
-        """Returns mean loss and seconds over workers and steps, and bytes per step of the first local rank."""
+        """Returns the averages since the last call by name, and starts a new window; all workers must call it together.
+
+        Loss and seconds are means over all workers and steps; bytes are per step of the first local rank.
+        """
         rows = [torch.tensor(self._row(local), dtype=torch.float64) for local in range(len(self._losses))]
         table = torch.stack(gather_rows(self._cluster, rows))
         # As a separate tensor: in a wider table, torch may add in another order.
@@ -168,7 +171,7 @@ class Window:
         return [*self._losses[local], *(ledger.seconds[p] - before[p.value] for p in Phase)]
 
     def state_dict(self, local: int) -> dict[str, Any]:
-        """Returns the accumulated values, as plain data."""
+        """Returns the values that a local rank has accumulated, as plain data."""
         return {
             "steps": self._steps,
             "losses": self._losses[local],
@@ -177,7 +180,7 @@ class Window:
         }
 
     def load_state_dict(self, local: int, values: Mapping[str, Any]) -> None:
-        """Restores the result of ``state_dict``."""
+        """Restores the values of a local rank from the result of ``state_dict``."""
         self._losses[local], self._seconds[local] = values["losses"], values["seconds"]
         if local == 0:
             self._steps, self._bytes = values["steps"], values["bytes"]
@@ -192,13 +195,13 @@ class Progress:
         wall: Wall-clock seconds of training, including those before an interruption.
         virtual: Seconds on the cluster's clock (virtual if simulated), including those before an interruption.
         evaluating: Seconds of ``wall`` spent on evaluation.
-        checks: Number of comparisons of the replicas.
+        checks: Number of comparisons of all workers' averaged gradients and weights.
         timed_steps: Number of steps that count for samples per second.
         timed_seconds: Duration of these steps on the cluster's clock, in seconds.
         metrics: Metrics of the last evaluation.
         best: Best value of the task's main metric so far.
-        shift: Number of steps done at earlier world sizes, minus the number that the same examples take now.
-        counted_from: Number of steps done when counting of costs started at the current world size.
+        shift: Number of steps done at earlier world sizes, minus the number of steps for the same examples now.
+        counted_from: Number of steps done when the run started at its current world size; costs count from there.
         planned: Length of the learning-rate schedule in epochs, fixed at the start of the run.
     """
 
@@ -216,13 +219,13 @@ class Progress:
     planned: float | None = None
 
     def restart_counts(self, shift: int) -> None:
-        """Resets the counts of costs and speed, which are not valid at another world size."""
+        """Restarts the counts of costs and speed at a new world size, where old counts are not valid."""
         self.shift, self.counted_from = shift, self.step
         self.timed_steps, self.timed_seconds = 0, 0.0
 
 
 class Trainer:
-    """The training loop: steps, logs, evaluations, checkpoints and comparisons of the replicas.
+    """The training loop: steps, logs, evaluations, checkpoints, and checks that all workers have equal weights.
 
     Args:
         plan: Plan of the training: task, method, optimizer and schedules.
@@ -272,10 +275,10 @@ class Trainer:
         """Trains until the last step.
 
         Returns:
-            The summary: final and best metric, seconds, bytes, checks.
+            The summary by name: final and best metric, seconds, bytes, number of checks and more.
 
         Raises:
-            TrainingError: If the loss or the state is no longer finite, or the workers' replicas differ.
+            TrainingError: If the loss or the state is no longer finite, or the workers' weights differ.
             PeerError: If another worker is lost.
             StoppedError: If the heartbeat requested a stop; the state is saved.
         """

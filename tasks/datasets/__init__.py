@@ -1,1 +1,1 @@
-"""Data sets in memory; each module has a function that reads or generates one."""
+"""Data sets, and functions that download, read, generate and cache them."""

@@ -33,20 +33,20 @@ class _Utterance:
 
 
 def an4(root: str, cache: str, download: bool = False, stand_in: bool = False) -> SpeechDataset:
-    """Loads AN4: 948 training and 130 test utterances of one to six seconds, or any subset of them.
+    """Loads AN4: 948 training and 130 test utterances of one to six seconds, or those of them that the folder lists.
 
     Args:
-        root: Folder that holds ``an4``: ``etc/an4_{train,test}.{fileids,transcription}`` and the recordings in
-            ``wav``, as SPHERE, WAV or FLAC, one channel of 16 kHz.
+        root: Folder that contains the folder ``an4`` with ``etc/an4_{train,test}.{fileids,transcription}``, and with
+            recordings in ``wav``: SPHERE, WAV or FLAC files with one channel of 16 kHz.
         cache: Folder in which the spectrograms are cached in float16: 32 kB per second of speech.
-        download: Not supported (an error if ``an4`` is missing), because no checksum of the files is published.
+        download: Not supported, because no checksum of the files is published; an error if ``an4`` is missing.
         stand_in: Whether to generate tones instead, as placeholder data with the same number of utterances.
 
     Returns:
         Data set of spectrograms and transcripts.
 
     Raises:
-        DataError: If a file is missing, damaged or not of that form.
+        DataError: If a file is missing, damaged, or in another format.
 
     Source: Acero: Acoustical and Environmental Robustness in Automatic Speech Recognition, PhD thesis, CMU, 1990.
     """

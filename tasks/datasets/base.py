@@ -16,7 +16,7 @@ class Dataset:
 
     Attributes:
         kind: Kind of data, which determines the tasks that can use it.
-        examples: Names of configurations of this kind, for error messages.
+        examples: Examples of settings that choose such a data set, for error messages: ``dataset=digits``.
         name: Name of the data set in the configuration.
         caveat: Note for readers of the results, such as that the data are placeholders.
     """
@@ -41,7 +41,7 @@ def require(dataset: Dataset, wanted: type[AnyDataset], task: str) -> AnyDataset
         task: Name of the task, for the error message.
 
     Returns:
-        ``dataset``, as an instance of that class.
+        ``dataset`` itself, typed as an instance of ``wanted``.
 
     Raises:
         ConfigError: If the data set is of another kind.

@@ -51,10 +51,10 @@ def read_word_pieces(name: str, root: str, vocab_size: int) -> dict[str, int]:
         vocab_size: Number of word pieces that the file must contain.
 
     Returns:
-        Number of each word piece.
+        Id of each word piece.
 
     Raises:
-        DataError: If the file is missing, or not such a vocabulary.
+        DataError: If the file is missing, has another number of word pieces, or lacks BERT's special tokens.
     """
     path = Path(root) / VOCABULARY.path
     hint = fetch_hint(name, VOCABULARY.path)
@@ -78,16 +78,18 @@ def bert_text(
 ) -> TextDataset:
     """Makes a data set for BERT's pre-training; the text is tokenized once, and the tokens are cached.
 
-    All tokens are held in memory: 8 bytes per word piece, twice that while they are read. A gigabyte of text fits on a
-    common machine, all of Wikipedia does not.
+    All tokens are kept in memory. They take 8 bytes per word piece, and twice as much while they are read: a gigabyte
+    of text fits on a common machine, but all of Wikipedia does not.
 
     Args:
         name: Name of the data set.
         root: Data folder that contains the vocabulary.
         cache: Folder in which the tokens are cached.
         vocab_size: Number of word pieces that the vocabulary must contain.
-        source: Data in JSON types that change when the text changes, such as sizes and times of its files.
-        documents: Function that reads the training and the held-out documents, each a list of sentences.
+        source: Description of the text in JSON types, such as sizes and times of its files. If the description changes,
+            the text is tokenized again.
+        documents: Function that returns the training documents and the held-out documents; a document is a list of
+            sentences.
 
     Returns:
         Data set of the text in word pieces.
@@ -109,20 +111,22 @@ def learned_text(
     source: Any,
     documents: Callable[[], Sequence[Documents]],
 ) -> TextDataset:
-    """Makes a data set in word pieces that are learned from its training documents; the tokens are cached.
+    """Makes a data set of text in word pieces that are learned from the training documents; the tokens are cached.
 
     Args:
         name: Name of the data set.
         cache: Folder in which the tokens are cached.
-        vocab_size: Number of token ids; a small text may leave some unused.
-        source: Data in JSON types that change when the text changes, such as sizes and times of its files.
-        documents: Function that reads the training and the held-out documents, each a list of sentences.
+        vocab_size: Number of token ids; some are unused if the text is small.
+        source: Description of the text in JSON types, such as sizes and times of its files. If the description changes,
+            the text is tokenized again.
+        documents: Function that returns the training documents and the held-out documents; a document is a list of
+            sentences.
 
     Returns:
         Data set of the text in word pieces; ``[UNK]`` is one token.
 
     Raises:
-        ConfigError: If there are fewer ids than letters.
+        ConfigError: If there are fewer ids than single letters and special tokens.
         DataError: If the cache cannot be written.
     """
     key = {"recipe": RECIPE, "source": source, "vocab_size": vocab_size}
@@ -167,10 +171,11 @@ def pydocs_pieces(name: str, vocab_size: int) -> TextDataset:
 
     Args:
         name: Name of the data set that is replaced.
-        vocab_size: Number of token ids that the data set declares, even if fewer occur.
+        vocab_size: Number of token ids of the data set that is replaced. The result has at least as many ids, even if
+            some of them do not occur.
 
     Returns:
-        The text of :func:`tasks.datasets.pydocs.load_pydocs`.
+        The text of :func:`tasks.datasets.pydocs.load_pydocs`, with a caveat for readers of the results.
     """
     text = load_pydocs()
     note = (

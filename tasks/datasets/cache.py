@@ -20,7 +20,9 @@ PATIENCE = 3600.0
 
 
 def fingerprint(paths: Iterable[Path]) -> list[tuple[str, int, int]]:
-    """Returns name, size and modification time of files, which show whether cached data are out of date.
+    """Returns name, size in bytes and modification time in nanoseconds of each file, in the order of their paths.
+
+    If one of them changes, data that were made from the files and cached are out of date.
 
     Raises:
         OSError: If a file is missing.
@@ -39,12 +41,12 @@ def cached(
 
     Args:
         folder: Folder of the cache; created if it is missing.
-        name: Readable beginning of the file's name.
+        name: Beginning of the name of the cached file.
         key: Everything that the tensors depend on, in JSON types: sources, options, version of the code.
-        make: Function that makes the tensors, by name; they must not share memory.
+        make: Function that returns the tensors by name; no two of them may share memory.
 
     Returns:
-        The tensors, bit-identical whether made or read.
+        The tensors by name, of any shape; bitwise equal whether they are made or read.
 
     Raises:
         DataError: If the folder cannot be written, or another process has held it for an hour.

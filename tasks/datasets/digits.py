@@ -15,11 +15,12 @@ TEST_FRACTION = 0.2
 
 
 def load_digits(crop_padding: int = 1, split_seed: int = 0) -> ImageDataset:
-    """Loads the 1,797 scans of 8x8 pixels, values 0 to 16: 1,438 to train on and 359 to test.
+    """Loads the 1,797 scans of handwritten digits, 8x8 pixels with values 0 to 16: 1,438 for training, 359 for tests.
 
     Args:
         crop_padding: Number of pixels by which a training image may be shifted each way.
-        split_seed: Seed of the random split, which is the same in every run and keeps the shares of the classes.
+        split_seed: Seed of the random split. It is not the seed of a run, so all runs have the same split. Both parts
+            have nearly the same share of each class.
 
     Returns:
         Data set of ten classes of single-channel images, normalized by mean and standard deviation of the training
@@ -32,7 +33,7 @@ def load_digits(crop_padding: int = 1, split_seed: int = 0) -> ImageDataset:
 
 
 def split_scans(split_seed: int = 0, crop_padding: int = 0) -> tuple[ImageSplit, ImageSplit]:
-    """Returns the training and the test images that :func:`load_digits` describes."""
+    """Returns the training split and the test split of the scans; arguments are those of :func:`load_digits`."""
     # Imported late: scikit-learn takes a second, and only these data need it.
     from sklearn import datasets  # noqa: PLC0415
 

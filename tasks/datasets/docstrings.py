@@ -1,4 +1,4 @@
-"""Data set for text classification: subjects of the docstrings in Python's standard library; needs no download."""
+"""Data set for text classification: docstrings of Python's standard library, by subject; needs no download."""
 
 from __future__ import annotations
 
@@ -39,19 +39,19 @@ RECIPE = 1  # to be raised whenever the same files would give other tokens
 def docstrings(
     cache: str, max_tokens: int = 100, vocab_size: int = 5_001, classes: int = len(SUBJECTS)
 ) -> LabelledTextDataset:
-    """Collects the documentation of modules, classes and functions in Python's standard library, by subject.
+    """Collects the docstrings of modules, classes and functions in Python's standard library, by subject.
 
-    The sources of some 50 modules are parsed, not imported: about 3,600 texts of about 37 words. The classes are the
-    subjects of :data:`SUBJECTS`, the largest first: internet, testing and debugging, concurrency, files, numbers, text
-    formats; 30% of the texts belong to the first one. No text occurs twice, however spaced. A fifth, chosen by the
-    texts' hashes, is held out. The texts are part of the interpreter, so results are comparable only between equal
-    Python versions.
+    The sources of about 50 modules are parsed, not imported; they have about 3,600 docstrings of 37 words on average.
+    The classes are the subjects of :data:`SUBJECTS`, in the order of their size: internet, testing and debugging,
+    concurrency, files, numbers, text formats. The first has 30% of the texts. Of several texts with the same words,
+    only one is used. A fifth of the texts, chosen by their hashes, is held out for tests. The texts depend on the
+    version of Python, so only results of equal versions can be compared.
 
     Args:
         cache: Folder in which the tokens are cached, since parsing takes more than a second.
         max_tokens: Maximum number of words; longer texts are truncated.
-        vocab_size: Maximum number of token ids; 0 is shared by rarer words and the padding.
-        classes: Number of subjects, the largest ones.
+        vocab_size: Maximum number of token ids. Id 0 stands for the padding and for all words that are too rare.
+        classes: Number of subjects to use, beginning with the largest.
 
     Returns:
         Data set of texts, labelled with the number of their subject.
@@ -99,7 +99,7 @@ def _tokenize(files: list[list[Path]], vocab_size: int) -> dict[str, Tensor]:
 
 
 def docstrings_of(source: str) -> Iterator[str]:
-    """Yields the docstrings of a module and of its members; none for an extension module."""
+    """Yields the docstrings of a module, of its classes and of its functions; none if ``source`` cannot be parsed."""
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):

@@ -36,7 +36,7 @@ class Remote:
     Attributes:
         url: Address of the file.
         checksum: Expected checksum: ``md5:...`` or ``sha256:...``, in hexadecimal.
-        path: Path in the data folder; for an archive, the folder that it is unpacked to.
+        path: Path in the data folder: of the file or, for an archive, of the folder that it contains.
     """
 
     url: str
@@ -58,7 +58,7 @@ def fetch(name: str, remotes: Sequence[Remote], folder: Path) -> None:
         folder: Data folder that receives the files; created if it is missing.
 
     Raises:
-        DataError: If a file cannot be fetched, or does not match its checksum; nothing of it is then kept.
+        DataError: If a file cannot be fetched, or does not match its checksum. No part of that file is kept.
     """
     from filelock import FileLock  # noqa: PLC0415
 

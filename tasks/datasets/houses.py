@@ -41,19 +41,19 @@ def houses(
     split_seed: int = 0,
     stand_in: bool = False,
 ) -> MeasuredImageDataset:
-    """Loads 535 houses: for each, a montage of four pictures (bathroom, bedroom; front, kitchen) and the price.
+    """Loads 535 houses, each with its price and a montage of four pictures: bathroom, bedroom, front and kitchen.
 
     Three quarters (401 houses) are for training, one quarter (134) for tests.
 
     Args:
         root: Data folder that contains ``houses``, ``Houses Dataset`` (as published) or ``houses-64`` (shrunk copies).
         download: Not supported; the error message states where to get the data.
-        cache: Folder in which the montages are cached, which take seconds to make.
+        cache: Folder in which the montages are cached, because making them takes seconds.
         image_size: Height and width of a montage, in pixels, an even number.
         crop_padding: Number of pixels by which a training montage may be shifted each way.
         flip: Whether to mirror every second training montage, on average.
         split_seed: Seed of the random split, which is the same in every run.
-        stand_in: Whether to generate pictures whose colors show the price instead, as placeholder data.
+        stand_in: Whether to generate placeholder data instead: pictures whose colors depend on the price.
 
     Returns:
         Data set of montages, normalized by mean and standard deviation of the training montages, and prices in dollars.

@@ -33,13 +33,15 @@ LAYOUT = "CLASS/PICTURE.JPEG in train and val"
 
 
 class Crop(NamedTuple):
-    """Random crop of a picture whose size is not known yet; see :func:`draw_crops`.
+    """Random choices for a crop of a picture whose size is not known yet; see :func:`draw_crops`.
+
+    The crop has the first pair of area and ratio that fits into the picture. If none fits, it is a center crop.
 
     Attributes:
-        areas: Shares of the picture's area to try, in this order.
+        areas: Areas to try, as shares of the picture's area.
         ratios: Ratio of width to height for each of these areas.
-        left: Horizontal position, from 0 (at the left border) to 1 (at the right border).
-        top: Vertical position, from 0 (at the top) to 1 (at the bottom).
+        left: Horizontal position of the crop, from 0 (at the left border) to 1 (at the right border).
+        top: Vertical position of the crop, from 0 (at the top) to 1 (at the bottom).
         mirrored: Whether left and right are swapped.
     """
 
@@ -56,6 +58,9 @@ def draw_crops(count: int, generator: torch.Generator) -> list[Crop]:
     Args:
         count: Number of pictures.
         generator: Source of all random numbers.
+
+    Returns:
+        One crop per picture.
 
     Source: Szegedy et al.: Going Deeper with Convolutions, CVPR 2015, section 6: 8 to 100 per cent of the
     area, sides between 3:4 and 4:3.
@@ -108,7 +113,7 @@ class FolderSplit:
         return len(self.ends)
 
     def path(self, index: int) -> Path:
-        """Returns the path of a picture."""
+        """Returns the path of the picture at position ``index``."""
         start = int(self.ends[index - 1]) if index else 0
         return self.folder / self.paths[start : int(self.ends[index])].numpy().tobytes().decode()
 
@@ -171,20 +176,20 @@ def imagenet(
     Args:
         root: Folder that holds ``imagenet/train/CLASS/*.JPEG`` and ``imagenet/val/CLASS/*.JPEG``.
         download: Not supported; the error message states where to get the data.
-        cache: Folder in which the list of files is cached, which takes a minute to make.
+        cache: Folder in which the list of files is cached, because making it takes a minute.
         image_size: Height and width of the crops, in pixels.
         threads: Number of threads per worker that decode pictures.
         stand_in: Whether to generate pictures instead, as placeholder data.
 
     Returns:
-        Data set with one class per folder in ``train``; 1,000 in the complete ImageNet.
+        Data set with one class per folder in ``train``: 1,000 classes in the complete ImageNet.
 
     Raises:
         ConfigError: If an option is below 1.
         DataError: If folders are missing or empty, or ``download`` is set.
 
-    Source: Russakovsky et al.: ImageNet Large Scale Visual Recognition Challenge, IJCV 2015; crops as
-    :func:`draw_crops` says, evaluation as in He et al., CVPR 2016.
+    Source: Russakovsky et al.: ImageNet Large Scale Visual Recognition Challenge, IJCV 2015. Crops for training are
+    those of :func:`draw_crops`; crops for tests are those of He et al., CVPR 2016.
     """
     for option, value in {"image_size": image_size, "threads": threads}.items():
         if value < 1:

@@ -26,8 +26,8 @@ class ImageSplit:
         mean: Per-channel mean of the images divided by ``scale``, shape (channels,).
         std: Per-channel standard deviation of the images divided by ``scale``, shape (channels,).
         scale: Largest value of a pixel.
-        padding: Number of black pixels added around an image before a random crop of the image's size.
-        flip: Whether every image is mirrored with probability 1/2.
+        padding: Number of black pixels added on each side of an image before a random crop of the image's size.
+        flip: Whether augmentation mirrors every image with probability 1/2.
 
     Raises:
         ConfigError: If ``padding`` is not a number of pixels.
@@ -57,7 +57,8 @@ class ImageSplit:
             generator: Source of random crops and flips; ``None`` disables augmentation.
 
         Returns:
-            ``images``, float32, shape (batch, channels, height, width), and ``labels``, shape (batch,).
+            ``images``, float32, shape (batch, channels, height, width), and ``labels``, shape (batch,), with the dtype
+            of the split's labels.
         """
         pixels = self.images[indices]
         if generator is not None:
@@ -82,12 +83,12 @@ def normalise(pixels: Tensor, mean: Tensor, std: Tensor, scale: float) -> Tensor
 
 
 def mirror_and_crop(pixels: Tensor, padding: int, flip: bool, generator: torch.Generator) -> Tensor:
-    """Shifts each image by up to ``padding`` pixels in each direction, and mirrors it with probability 1/2.
+    """Shifts each image at random by up to ``padding`` pixels in each direction, and mirrors it with probability 1/2.
 
     Args:
         pixels: Pixels of shape (count, channels, height, width).
-        padding: Number of black pixels added around an image before a crop of the image's size.
-        flip: Whether to mirror images.
+        padding: Largest shift in pixels; pixels that a shift adds are black.
+        flip: Whether to mirror images at all.
         generator: Source of random shifts and flips.
 
     Returns:

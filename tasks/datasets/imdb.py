@@ -39,16 +39,16 @@ def imdb(
 ) -> LabelledTextDataset:
     """Loads 25,000 training and 25,000 test reviews, of which one half is positive (1) and one half negative (0).
 
-    Words are in lower case; the 50,000 that are most frequent in the training reviews get one id each, the rest share
-    id 0 with the padding. Tokenization takes half a minute, and its result is cached.
+    Words are in lower case. The 50,000 words that are most frequent in the training reviews get one token id each; id 0
+    stands for all other words and for the padding. Tokenization takes half a minute, and its result is cached.
 
     Args:
         root: Folder that holds (or, with ``download``, will hold) ``aclImdb``.
         cache: Folder in which the tokens are cached.
         download: Whether to fetch the files if they are missing.
         max_tokens: Maximum number of words; longer reviews are truncated.
-        vocab_size: Maximum number of token ids.
-        reviews_per_folder: Number of reviews that each of the four folders must contain.
+        vocab_size: Maximum number of token ids, including id 0.
+        reviews_per_folder: Number of reviews that each of the folders ``{train,test}/{pos,neg}`` must contain.
         stand_in: Whether to use two classes of :func:`tasks.datasets.docstrings.docstrings` instead, as placeholder
             data.
 

@@ -26,8 +26,9 @@ class LabelledTexts:
     """Tokenized texts in memory, stored in flat tensors, and their labels.
 
     Attributes:
-        tokens: Token ids of all texts, one after the other: integers, shape (tokens,).
-        offsets: Start of each text, and the end of the last: int64, shape (texts + 1,); no text is empty.
+        tokens: Token ids of all texts, concatenated: integers, shape (tokens,).
+        offsets: Start of each text in ``tokens``, and the end of the last text: int64, shape (texts + 1,). No text is
+            empty.
         labels: Labels of the texts: int64, shape (texts,).
         max_tokens: Maximum number of tokens; longer texts are truncated.
     """
@@ -53,8 +54,8 @@ class LabelledTexts:
             generator: Not used, because nothing here is random.
 
         Returns:
-            int64 tensors: ``tokens``, shape (batch, time), where ``time`` is the length of the longest text, 0 after
-            the end of a text; ``lengths`` and ``labels``, shape (batch,).
+            int64 tensors: ``tokens``, shape (batch, time), with 0 after the end of a text; ``lengths`` (numbers of
+            tokens) and ``labels``, shape (batch,). ``time`` is the length of the longest text in the batch.
         """
         begin = self.offsets[indices]
         lengths = (self.offsets[indices + 1] - begin).clamp(max=self.max_tokens)
@@ -72,7 +73,7 @@ class LabelledTextDataset(Dataset):
         train: Training texts: batches of ``tokens``, int64, shape (batch, time), ``lengths`` and ``labels``, int64,
             shape (batch,).
         test: Held-out texts, in the same form.
-        vocab_size: Number of token ids, which are in ``[0, vocab_size)``; 0 is padding and every unknown word.
+        vocab_size: Number of token ids, which are in ``[0, vocab_size)``; id 0 is the padding and every unknown word.
         num_classes: Number of classes; labels are in ``[0, num_classes)``.
         caveat: Note for readers of the results, such as that the data are placeholders.
     """
@@ -95,16 +96,17 @@ class LabelledTextDataset(Dataset):
 
 
 def number_texts(parts: Mapping[str, Iterable[tuple[Sequence[str], int]]], vocab_size: int) -> dict[str, Tensor]:
-    """Converts the words of texts to token ids, as tensors that can be cached.
+    """Converts the words of texts to token ids, in tensors that can be cached. An empty text becomes an unknown word.
 
     Args:
-        parts: Words and label of each text, by split: ``train`` and others; may be read twice.
-        vocab_size: Maximum number of ids, which are given to the most frequent words of the training split. An empty
-            text becomes one unknown word.
+        parts: Words and label of each text, by the name of the split; ``train`` must be among the splits. The iterable
+            of ``train`` is read twice.
+        vocab_size: Maximum number of ids. The most frequent words of the split ``train`` get an id; all other words
+            share id 0.
 
     Returns:
-        For each split, ``PART.tokens`` (int32), ``PART.offsets`` and ``PART.labels`` (int64), as in
-        :class:`LabelledTexts`.
+        For each split, such as ``train``, three tensors: ``train.tokens`` (int32), ``train.offsets`` and
+        ``train.labels`` (int64), with the shapes of :class:`LabelledTexts`.
     """
     numbers = number_words((words for words, _ in parts["train"]), (UNKNOWN,), vocab_size)
     tensors = {}

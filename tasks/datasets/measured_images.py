@@ -20,8 +20,8 @@ class MeasuredImageDataset(Dataset):
         train: Training images: batches of ``images``, float, shape (batch, in_channels, image_size, image_size), and
             ``labels``, float32, shape (batch,).
         test: Held-out images, in the same form.
-        typical: Training labels, or numbers with the same distribution: float64, shape (any,). A task derives the scale
-            of the numbers from them; if all are positive, it may use ratios.
+        typical: Training labels, or numbers with the same distribution: float64, shape (count,). From these numbers, a
+            task computes the scale of its outputs. If all are positive, the task may evaluate relative errors.
         in_channels: Number of channels of an image.
         image_size: Height and width of an image, in pixels.
         caveat: Note for readers of the results, such as that the data are placeholders.

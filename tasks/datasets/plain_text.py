@@ -1,4 +1,4 @@
-"""Reads text files of data sets; any problem raises an error with a one-line message."""
+"""Reads text files of data sets; missing or damaged files raise errors with one-line messages."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["fetch_hint", "put_hint", "read_text", "require_paths"]
 
 
 def fetch_hint(name: str, folder: str) -> str:
-    """Returns the advice for missing files of a data set that can be downloaded.
+    """Returns the part of an error message that tells users how to get missing files that can be downloaded.
 
     Args:
         name: Name of the data set in the configuration.
@@ -25,7 +25,7 @@ def fetch_hint(name: str, folder: str) -> str:
 
 
 def put_hint(what: str, folder: Path) -> str:
-    """Returns the advice for missing files that cannot be downloaded automatically.
+    """Returns the part of an error message that tells users where to put missing files that cannot be downloaded.
 
     Args:
         what: Description of the files.

@@ -35,9 +35,10 @@ FILES: Final = (
 
 
 def ptb(root: str, download: bool = False, held_out: str = "test", stand_in: bool = False) -> TextDataset:
-    """Loads the Penn Treebank as prepared by Mikolov: lower case, numbers as ``N``, 10,000 words with ``<eos>``.
+    """Loads the Penn Treebank as prepared by Mikolov: words in lower case, and ``N`` for every number.
 
-    The training text has 929,589 tokens, ``valid`` 73,760 and ``test`` 82,430, including an ``<eos>`` per line.
+    There are 10,000 different words, including ``<eos>``. The training text has 929,589 tokens, the split ``valid``
+    73,760 and the split ``test`` 82,430, including an ``<eos>`` at the end of each line.
 
     Args:
         root: Folder that holds (or, with ``download``, will hold) ``ptb/ptb.{train,valid,test}.txt``.

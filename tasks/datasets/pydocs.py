@@ -31,16 +31,15 @@ RULER = re.compile(r"([*=\-^~])\1{3,}")
 def load_pydocs(vocab_size: int = 4000) -> TextDataset:
     """Loads the topics of Python's language reference, about 340,000 characters, in word pieces.
 
-    Each topic is a document. Many topics repeat others completely; every paragraph is kept only once, so that no test
-    paragraph is in the training text. The vocabulary is learned from the training documents. The text is part of the
-    interpreter, so results are comparable only between equal Python versions.
+    Each topic is a document. Many topics repeat paragraphs of others; every paragraph is kept only once, so that no
+    test paragraph is in the training text. The vocabulary is learned from the training documents. The text depends on
+    the version of Python, so only results of equal versions can be compared.
 
     Args:
-        vocab_size: Maximum number of token ids; the text uses at most about 5,500.
+        vocab_size: Maximum number of token ids; more than about 5,500 are never used.
 
     Returns:
-        Data set with about 90% of the text for training and the rest for tests, always with the same split into
-        documents.
+        Data set with about 90% of the text for training and the rest for tests; the split is always the same.
 
     Raises:
         DataError: If this Python was packaged without ``pydoc_data``.
@@ -59,14 +58,14 @@ def load_pydocs(vocab_size: int = 4000) -> TextDataset:
 
 
 def load_pydocs_chars(vocab_size: int = 96) -> TextDataset:
-    """Loads the topics of :func:`load_pydocs` with characters as tokens; about 300,000 are for training.
+    """Loads the text of :func:`load_pydocs` with characters as tokens; about 300,000 tokens are for training.
 
-    The split is the same, and each paragraph is a line. The text is part of the interpreter, so results are comparable
-    only between equal Python versions.
+    The split into training and test text is that of :func:`load_pydocs`. The text depends on the version of Python, so
+    only results of equal versions can be compared.
 
     Args:
-        vocab_size: Number of token ids: the most frequent characters, ``<eos>`` after every line, and ``<unk>``. With
-            96, characters are known that occur at least about ten times.
+        vocab_size: Number of token ids: the most frequent characters, ``<eos>`` (the end of a paragraph) and ``<unk>``.
+            The default covers the characters that occur at least about ten times.
 
     Returns:
         Data set with characters as tokens; every paragraph is a document.
@@ -80,11 +79,14 @@ def load_pydocs_chars(vocab_size: int = 96) -> TextDataset:
 
 
 def pydocs_chars(name: str, vocab_size: int) -> TextDataset:
-    """Loads placeholder data for text in characters: as :func:`load_pydocs_chars`, with a caveat.
+    """Loads placeholder data for text in characters: Python's language reference.
 
     Args:
         name: Name of the data set that is replaced.
         vocab_size: Number of token ids.
+
+    Returns:
+        The text of :func:`load_pydocs_chars`, with a caveat for readers of the results.
     """
     return _characters(name, vocab_size, _note(name))
 
@@ -98,11 +100,11 @@ def _characters(name: str, vocab_size: int, caveat: str | None = None) -> TextDa
 
 
 def pydocs_words(name: str, vocab_size: int) -> TextDataset:
-    """Loads placeholder data for text in words: topics of :func:`load_pydocs` in lower case, a sentence per line.
+    """Loads placeholder data for text in words: the text of :func:`load_pydocs` in lower case, a sentence per line.
 
     Args:
         name: Name of the data set that is replaced.
-        vocab_size: Number of token ids that the data set declares; the text has about 3,500 words.
+        vocab_size: Number of token ids. The text has about 3,500 different words, so some ids may be unused.
 
     Returns:
         Data set with words and punctuation marks as tokens.
@@ -136,13 +138,14 @@ def _topics() -> Mapping[str, str]:
 
 
 def paragraphs_of(topics: Mapping[str, str]) -> list[list[str]]:
-    """Splits topics, sorted by name, into paragraphs of one line each, and drops repetitions.
+    """Splits topics into paragraphs of one line each, and drops repeated paragraphs.
 
     Args:
         topics: Text of each topic, by name.
 
     Returns:
-        Documents, each a list of paragraphs that occur nowhere else; topics with too little remaining text are omitted.
+        One document per topic, sorted by name: a list of the paragraphs that do not occur in an earlier document.
+        Topics with less than 200 characters of such paragraphs are omitted.
     """
     seen: set[str] = set()
     documents = []
@@ -160,7 +163,7 @@ def _flatten(paragraph: str) -> str:
 
 
 def split_documents(documents: list[list[str]]) -> tuple[list[list[str]], list[list[str]]]:
-    """Splits documents, in order, so that the test part has just under a tenth of the text.
+    """Assigns each document to training or test, so that the test documents have just under a tenth of the text.
 
     Args:
         documents: Documents, each a list of paragraphs.
@@ -183,5 +186,5 @@ def split_documents(documents: list[list[str]]) -> tuple[list[list[str]], list[l
 
 
 def sentences_of(document: list[str]) -> list[str]:
-    """Splits a document's paragraphs into sentences, at a full stop followed by a capital letter."""
+    """Splits a document's paragraphs into sentences: at ``.``, ``!``, ``?``, ``:`` or ``;`` before a capital letter."""
     return [sentence for paragraph in document for sentence in SENTENCE_END.split(paragraph)]

@@ -19,12 +19,13 @@ SMALLEST_SIZE = 8
 
 @dataclass(frozen=True, eq=False)
 class RotatedSplit:
-    """Images in memory; each is rotated when a batch is built.
+    """Images in memory, each of which is rotated when a batch is built.
 
     Attributes:
         scans: Images before the rotation, with the constants that normalize them.
-        angles: Angles for evaluation in degrees, in ``[-largest_angle, largest_angle)``: float32, shape (count,).
-        largest_angle: Largest angle for training, in degrees, in both directions.
+        angles: Rotation of each image in evaluations, in degrees in ``[-largest_angle, largest_angle)``: float32,
+            shape (count,).
+        largest_angle: Largest random rotation in training, in either direction, in degrees.
         size: Height and width of the rotated images, in pixels.
     """
 
@@ -45,8 +46,8 @@ class RotatedSplit:
             generator: Source of random angles; ``None`` uses ``angles``.
 
         Returns:
-            ``images``, float32, shape (batch, channels, size, size), and ``labels``, degrees (counter-clockwise),
-            float32, shape (batch,).
+            ``images``, float32, shape (batch, channels, size, size), and ``labels``, the counter-clockwise rotations in
+            degrees, float32, shape (batch,).
         """
         angles = self.angles[indices] if generator is None else _draw(len(indices), self.largest_angle, generator)
         turned = _turn(self.scans.images[indices], angles, self.size)

@@ -40,7 +40,7 @@ NUM_LABELS = 1 + len(ALPHABET)
 
 
 def encode(text: str) -> Tensor:
-    """Returns the labels of a text: int64, shape (characters,).
+    """Converts a text to labels, the positions of its characters in ``ALPHABET`` plus 1: int64, shape (characters,).
 
     Raises:
         ValueError: If a character is not in the alphabet.
@@ -49,19 +49,19 @@ def encode(text: str) -> Tensor:
 
 
 def decode(labels: Iterable[int]) -> str:
-    """Returns the text of labels; they must contain no blanks."""
+    """Converts labels back to the text from which :func:`encode` made them; no label may be ``BLANK``."""
     return "".join(ALPHABET[label - 1] for label in labels)
 
 
 def spectrogram(samples: Tensor) -> Tensor:
-    """Computes ``log(1 + magnitude)`` by time and frequency, normalized to mean 0 and deviation 1 per utterance.
+    """Computes the spectrogram ``log(1 + magnitude)``, normalized to mean 0 and standard deviation 1 per utterance.
 
     Args:
         samples: At least ``SHORTEST`` audio samples, ``SAMPLE_RATE`` per second: float32, shape (samples,).
 
     Returns:
-        Spectrogram, float32, shape (frames, NUM_BINS): a Hamming window of 20 ms every 10 ms, centered, with reflected
-        edges.
+        Spectrogram, float32, shape (frames, NUM_BINS). A frame is a Hamming window of 20 ms; there is one every 10 ms,
+        centered, and the audio is reflected at its edges.
 
     Source: Amodei et al.: Deep Speech 2, ICML 2016.
     """
@@ -79,8 +79,9 @@ def collate(spectrograms: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[st
         labels: Labels of each utterance: integers, shape (characters,).
 
     Returns:
-        ``spectrograms``, float32, shape (batch, NUM_BINS, frames); ``lengths``, int64, shape (batch,): frames;
-        ``targets``, int64, shape (batch, characters); ``target_lengths``, int64, shape (batch,): characters.
+        ``spectrograms``, float32, shape (batch, NUM_BINS, frames); ``lengths``, their numbers of frames, int64, shape
+        (batch,); ``targets``, the labels, int64, shape (batch, characters); ``target_lengths``, their numbers of
+        characters, int64, shape (batch,).
     """
     return {
         "spectrograms": pad_sequence([item.float() for item in spectrograms], batch_first=True).transpose(1, 2),
@@ -92,11 +93,11 @@ def collate(spectrograms: Sequence[Tensor], labels: Sequence[Tensor]) -> dict[st
 
 @dataclass(frozen=True, eq=False)
 class SpeechSplit:
-    """Utterances in memory, concatenated.
+    """Utterances in memory, with all spectrograms concatenated in one tensor.
 
     Attributes:
-        frames: All spectrograms, one after the other: float, shape (frames, NUM_BINS).
-        starts: Start of each utterance in ``frames``, and the end of the last: int64, shape (utterances + 1,).
+        frames: Frames of all spectrograms: float, shape (frames, NUM_BINS).
+        starts: Start of each utterance in ``frames``, and the end of the last one: int64, shape (utterances + 1,).
         labels: Labels of each utterance: int64, shape (characters,).
     """
 

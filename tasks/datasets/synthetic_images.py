@@ -41,16 +41,16 @@ def stand_in_notice(name: str, instead: str = "generated patterns with noise") -
 
 
 def patterns(count: int, channels: int, seed: int = 0) -> Tensor:
-    """Returns random coarse pictures: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``."""
+    """Returns random patterns of GRID x GRID squares: uint8, shape (count, channels, GRID, GRID), in ``[0, HALF)``."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(HALF, (count, channels, GRID, GRID), generator=generator).to(torch.uint8)
 
 
 def draw_pictures(coarse: Tensor, size: int, seed: int, indices: Tensor) -> Tensor:
-    """Enlarges coarse pictures and adds independent noise to each.
+    """Enlarges patterns to pictures, and adds independent noise to each.
 
     Args:
-        coarse: Coarse pictures: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``.
+        coarse: Patterns: uint8, shape (count, channels, GRID, GRID), values in ``[0, HALF)``.
         size: Height and width of the pictures, in pixels.
         seed: Seed of the noise.
         indices: Indices of the pictures, shape (count,); the noise of a picture depends only on ``seed`` and its index.
@@ -115,7 +115,7 @@ class SyntheticSplit:
 def class_splits(
     train_size: int, test_size: int, num_classes: int, channels: int, size: int, padding: int = 0, flip: bool = False
 ) -> tuple[SyntheticSplit, SyntheticSplit]:
-    """Returns training and test pictures of the same classes, with independent noise."""
+    """Returns a training split and a test split of pictures with the same class patterns, but independent noise."""
     coarse = patterns(num_classes, channels)
     return (
         SyntheticSplit(train_size, coarse, size, TRAIN_SEED, padding, flip),
@@ -125,12 +125,12 @@ def class_splits(
 
 @dataclass(frozen=True, eq=False)
 class RepeatedSplit:
-    """A few normalized pictures in memory that are used repeatedly, so that making them takes no time.
+    """A few normalized pictures in memory that are used repeatedly, so that loading a batch takes almost no time.
 
     Attributes:
         images: Normalized pictures: float32, shape (distinct, channels, size, size).
         labels: Classes of the pictures: int64, shape (distinct,).
-        count: Number of pictures including repetitions; picture ``i`` is number ``i mod distinct``.
+        count: Number of examples, including repetitions: example ``i`` is picture ``i mod distinct``.
     """
 
     images: Tensor
@@ -163,7 +163,7 @@ def synthetic_images(
     test_size: int = 1_000,
     distinct: int = 64,
 ) -> ImageDataset:
-    """Generates pictures to measure speed: a pattern per class, with noise.
+    """Generates pictures to measure speed: each is the pattern of its class plus noise.
 
     Args:
         image_size: Height and width of a picture, in pixels.
@@ -178,8 +178,8 @@ def synthetic_images(
         ConfigError: If an option is below 1.
 
     Source: Zhang et al.: Decoupling the All-Reduce Primitive for Accelerating Distributed Deep Learning,
-    ICDCS 2023; its published scripts measure with random pictures of 3x224x224; uncertain:
-    whether with the same ones again and again.
+    ICDCS 2023. Its published scripts measure with random pictures of 3x224x224. It is not known whether they repeat
+    the same pictures.
     """
     options = {
         "image_size": image_size,

@@ -97,7 +97,7 @@ def tone_speech(name: str, train: int, test: int) -> SpeechDataset:
         test: Number of test utterances.
 
     Returns:
-        Data set whose utterances have one to three of 17 words; alphabet and spectrograms are as for real speech.
+        Data set whose utterances have one to three words out of 17. Alphabet and spectrograms are those of real speech.
     """
     return SpeechDataset(
         name,

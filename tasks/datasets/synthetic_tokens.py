@@ -15,8 +15,8 @@ SENTENCES_PER_DOCUMENT = 500
 def synthetic_tokens(vocab_size: int = 30_528, tokens: int = 400_000, seed: int = 0) -> TextDataset:
     """Generates documents of 500 sentences of 10 random tokens.
 
-    DeAR measures BERT on random sentences of 64 tokens and a vocabulary of 30,528. Masks and random segments are drawn
-    as for real text, so the work is the same, but there is nothing to learn.
+    DeAR (see the source) measures BERT on random sentences of 64 tokens and a vocabulary of 30,528. Masks and random
+    segments are drawn as for real text, so a step takes the same time, but there is nothing to learn.
 
     Args:
         vocab_size: Number of token ids; the first five are the special tokens.

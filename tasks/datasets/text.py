@@ -20,7 +20,8 @@ __all__ = ["Corpus", "SpecialTokens", "TextDataset"]
 class SpecialTokens:
     """Ids of the tokens that BERT's input format adds to words.
 
-    A vocabulary made for other purposes may give one id two meanings; BERT's examples need five ids.
+    In a vocabulary that was not made for BERT, several of these tokens may share an id. BERT's pre-training needs five
+    different ids.
     """
 
     pad: int = 0
@@ -53,7 +54,7 @@ class Corpus:
 
     @classmethod
     def from_documents(cls, documents: Iterable[Iterable[Sequence[int]]]) -> Corpus:
-        """Makes a corpus from documents, given as sentences of token ids; skips empty sentences and documents."""
+        """Makes a corpus from documents, which contain sentences of token ids; skips empty sentences and documents."""
         tokens, sentences, ends = array("q"), array("q", [0]), array("q", [0])
         for document in documents:
             for sentence in filter(len, document):
@@ -65,7 +66,7 @@ class Corpus:
 
     @classmethod
     def from_lines(cls, lines: Iterable[Sequence[int]]) -> Corpus:
-        """Makes a corpus from lines of token ids, each a document of one sentence; keeps empty lines."""
+        """Makes a corpus from lines of token ids: each line becomes a document of one sentence, even if it is empty."""
         tokens, ends = array("q"), array("q", [0])
         for line in lines:
             tokens.extend(line)

@@ -26,9 +26,9 @@ def wikipedia(
 ) -> TextDataset:
     """Loads articles in the word pieces of bert-base-uncased.
 
-    The papers do not state which dump they used, nor how it was cleaned. There is no common split, so a tenth of the
-    text, in whole articles, is held out. Tokenization takes minutes, and its result is cached;
-    :func:`tasks.datasets.bert_text.bert_text` describes how much text fits in memory.
+    Papers do not state which dump of Wikipedia they used, nor how they cleaned it. There is no common split, so a tenth
+    of the text, in whole articles, is held out. Tokenization takes minutes, and its result is cached. See
+    :func:`tasks.datasets.bert_text.bert_text` for the amount of text that fits in memory.
 
     Args:
         root: Data folder with ``bert-base-uncased/vocab.txt`` and ``wikipedia``, which contains ``*.txt`` in UTF-8 at
@@ -40,7 +40,7 @@ def wikipedia(
         stand_in: Whether to use :func:`tasks.datasets.bert_text.pydocs_pieces` instead, as placeholder data.
 
     Returns:
-        Articles as documents, with sentences.
+        Data set whose documents are articles, divided into sentences.
 
     Raises:
         DataError: If a file is missing, damaged, or could not be fetched; or the cache cannot be written.
@@ -65,7 +65,11 @@ def wikipedia(
 
 
 def documents_of(lines: Iterable[str]) -> Iterator[list[str]]:
-    """Groups lines into documents, which end at blank lines; runs of spaces become one space."""
+    """Groups lines into documents, which are separated by blank lines.
+
+    Yields:
+        The lines of each document. Consecutive spaces in a line are replaced by one space.
+    """
     document: list[str] = []
     for line in [*lines, ""]:
         paragraph = " ".join(line.split())

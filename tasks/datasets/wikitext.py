@@ -1,4 +1,4 @@
-"""Data sets of WikiText-2 as words, characters or word pieces (BERT's, or trained on the text)."""
+"""Data sets of WikiText-2 with words, characters or word pieces (BERT's, or learned from the text) as tokens."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ FILES_HINT = "wikitext-2/{train,valid,test}.txt"
 
 
 def wikitext2(root: str, download: bool = False, held_out: str = "test", stand_in: bool = False) -> TextDataset:
-    """Loads WikiText-2 with words as tokens, as usual for language models: 33,278 words with ``<eos>``.
+    """Loads WikiText-2 with words as tokens, as usual for language models.
 
-    The training text has 2,088,628 tokens, ``valid`` 217,646 and ``test`` 245,569, including an ``<eos>`` per line
-    (also blank ones).
+    There are 33,278 different words, including ``<eos>``. The training text has 2,088,628 tokens, the split ``valid``
+    217,646 and the split ``test`` 245,569, including an ``<eos>`` at the end of each line, even of blank lines.
 
     Args:
         root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
@@ -71,8 +71,8 @@ def wikitext2_chars(
 ) -> TextDataset:
     """Loads WikiText-2 with characters as tokens; the marks that its word tokenizer added, such as ``@-@``, are kept.
 
-    The training text has 10,501,452 tokens and ``test`` 1,186,897, including an ``<eos>`` per line. The ``<unk>``
-    that replaces a rare word in the published text becomes a single ``<unk>`` token.
+    The training text has 10,501,452 tokens and the split ``test`` 1,186,897, including an ``<eos>`` at the end of each
+    line. The ``<unk>`` that replaces a rare word in the published text becomes a single ``<unk>`` token.
 
     Args:
         root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
@@ -119,8 +119,8 @@ def wikitext2_articles(
 ) -> TextDataset:
     """Loads WikiText-2 as 600 training and 60 test articles, in the word pieces of bert-base-uncased.
 
-    The published text is split into words, with spaces around punctuation and ``@`` around joints in numbers and
-    compounds. These marks are removed unless BERT's own splitting at punctuation does so. Rare words stay unknown.
+    In the published text, a hyphen, comma or point inside a word or number is written as `` @-@ ``, `` @,@ `` or
+    `` @.@ ``. Here, these spaces and ``@`` are removed, and the ``<unk>`` that replaces a rare word becomes ``[UNK]``.
     Headings are omitted. Tokenization takes seconds, and its result is cached.
 
     Args:
@@ -133,7 +133,7 @@ def wikitext2_articles(
         stand_in: Whether to use :func:`tasks.datasets.bert_text.pydocs_pieces` instead, as placeholder data.
 
     Returns:
-        Data set whose documents are articles, with sentences.
+        Data set whose documents are articles, divided into sentences.
 
     Raises:
         DataError: If a file is missing, damaged, or could not be fetched; or the cache cannot be written.
@@ -159,18 +159,18 @@ def wikitext2_pieces(
     vocab_size: int = 4000,
     stand_in: bool = False,
 ) -> TextDataset:
-    """Loads the articles of :func:`wikitext2_articles` in a few word pieces, learned from the training articles.
+    """Loads the articles of :func:`wikitext2_articles` in word pieces that are learned from the training articles.
 
     Args:
         root: Folder that holds (or, with ``download``, will hold) ``wikitext-2/{train,valid,test}.txt``.
         cache: Folder in which the tokens are cached; making them takes some seconds.
         download: Whether to fetch the files that are missing.
         held_out: Split to evaluate on: ``test`` or ``valid``.
-        vocab_size: Number of token ids, at least 363, the number of letters and special tokens.
+        vocab_size: Number of token ids, at least 363 (single letters and special tokens).
         stand_in: Whether to use :func:`tasks.datasets.bert_text.pydocs_pieces` instead, as placeholder data.
 
     Returns:
-        Data set whose documents are articles, with sentences.
+        Data set whose documents are articles, divided into sentences.
 
     Raises:
         DataError: If a file is missing, damaged, or could not be fetched; or the cache cannot be written.
@@ -204,16 +204,16 @@ def _paths(root: str, held_out: str) -> list[Path]:
 
 
 def articles_of(lines: Sequence[str]) -> list[list[str]]:
-    """Splits the text of WikiText into articles, and these into sentences.
+    """Splits the text of WikiText into articles, and the articles into sentences.
 
-    An article begins at a line `` = Title = `` between blank lines; a few formulas look similar, but have no blank
+    An article begins at a line `` = Title = `` between blank lines. A few formulas look like titles, but have no blank
     lines around them.
 
     Args:
         lines: Lines of the file.
 
     Returns:
-        List of sentences of each article; ``<unk>`` is written as in BERT.
+        The articles, each a list of sentences; ``<unk>`` is replaced by ``[UNK]``.
     """
     articles: list[list[str]] = []
     for before, line, after in zip(["", *lines], lines, [*lines[1:], ""], strict=False):

@@ -16,13 +16,14 @@ PREFIX = "##"
 def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
     """Learns a lower-case WordPiece vocabulary from texts, which are split as in BERT.
 
-    The trainer of ``tokenizers`` numbers the pieces of one letter in the order of a hash table, which differs from
-    process to process, and breaks ties between equally frequent merges by those numbers: the vocabulary itself differs.
-    Workers must agree on it, so the letters are passed in sorted order as special tokens, which fixes their numbers.
+    All workers must learn the same vocabulary. The trainer of the library ``tokenizers`` numbers single letters in an
+    order that differs between processes, and these numbers decide between equally frequent merges. The letters are
+    therefore passed as special tokens, in sorted order, which fixes their numbers.
 
     Args:
         texts: Texts to learn from, at least a few sentences.
-        vocab_size: Maximum number of token ids; a small text may yield fewer, a large alphabet more.
+        vocab_size: Maximum number of token ids. The result may have fewer if the text is small. It has more if there
+            are more single letters and special tokens than ``vocab_size``.
 
     Returns:
         A tokenizer whose first ids are those of :class:`SpecialTokens`.
@@ -42,7 +43,7 @@ def train_wordpiece(texts: Sequence[str], vocab_size: int) -> Tokenizer:
 
 
 def encode(tokenizer: Tokenizer, documents: Iterable[Sequence[str]]) -> Iterator[list[list[int]]]:
-    """Yields the token ids of each document, sentence by sentence, without special tokens."""
+    """Yields, for each document, a list with the token ids of each sentence, without special tokens."""
     for document in documents:
         yield [encoding.ids for encoding in tokenizer.encode_batch(list(document), add_special_tokens=False)]
 
@@ -54,7 +55,7 @@ def tokenizer_of(vocabulary: dict[str, int]) -> Tokenizer:
         vocabulary: Id of each word piece; contains at least ``[UNK]``. Pieces that continue a word begin with ``##``.
 
     Returns:
-        A tokenizer that splits text as BERT does, and leaves ``[UNK]`` whole.
+        A tokenizer that splits text as BERT does, and treats ``[UNK]`` in a text as one token.
     """
     unknown = SpecialTokens.NAMES[SpecialTokens.unk]
     tokenizer = _tokenizer(vocabulary)

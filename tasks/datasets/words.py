@@ -23,14 +23,14 @@ def check_held_out(held_out: str) -> None:
     """Checks the name of the split to evaluate on.
 
     Raises:
-        ConfigError: If it is not the name of a published split.
+        ConfigError: If it is neither ``test`` nor ``valid``.
     """
     if held_out not in HELD_OUT:
         raise ConfigError(f"dataset.held_out must be one of {', '.join(HELD_OUT)}, got {held_out}")
 
 
 def words_of(text: str) -> list[str]:
-    """Returns the words of a text in lower case, with inner apostrophes, without punctuation."""
+    """Returns the words of a text in lower case, without punctuation; apostrophes inside words are kept."""
     return WORD.findall(text.lower())
 
 
@@ -40,11 +40,11 @@ def characters_of(line: str) -> list[str]:
 
 
 def number_words(texts: Iterable[Iterable[str]], reserved: Sequence[str], size: int | None = None) -> dict[str, int]:
-    """Numbers words by frequency, the most frequent first; of equally frequent words, the earlier one is first.
+    """Numbers words by frequency, the most frequent first; of equally frequent words, the one that occurs first.
 
     Args:
         texts: Training texts, each a sequence of words.
-        reserved: Words that get the first numbers, in this order, whether they occur or not.
+        reserved: Words that get the first numbers, in this order, even if they do not occur in the texts.
         size: Maximum number of words to number; rarer words are omitted. ``None`` for no limit.
 
     Returns:
@@ -64,7 +64,7 @@ def read_lines(name: str, path: Path, hint: str) -> list[list[str]]:
         hint: Advice for the error message if the file is missing.
 
     Returns:
-        The words of each line, blank lines included.
+        The list of words of each line; empty for a blank line.
 
     Raises:
         DataError: If the file is missing, cannot be read, or contains no text.
@@ -87,13 +87,13 @@ def word_dataset(
         train: Training lines, each a sequence of words. They determine the vocabulary, in which ``<eos>`` has id 0 and
             ``<unk>`` 1.
         test: Held-out lines, each a sequence of words; unknown words become ``<unk>``.
-        vocab_size: Number of token ids: words too rare for it become ``<unk>``, and ids stay unused if there are fewer
-            words. ``None`` includes every word.
+        vocab_size: Number of token ids. Words that are too rare for an id become ``<unk>``; if there are fewer words
+            than ids, some ids are unused. ``None`` gives an id to every word.
         caveat: Note for readers of the results, such as that the data are placeholders.
 
     Returns:
-        Data set whose documents are lines, so that language modeling ends each with ``<eos>``, as usual. It has no
-        special tokens except these two, so BERT's pre-training cannot use it.
+        Data set in which each line is a document, so that language modeling appends ``<eos>`` to each line, as usual.
+        Its only special tokens are ``<eos>`` and ``<unk>``, so BERT's pre-training cannot use it.
     """
     numbers = number_words(train, (END, UNKNOWN), vocab_size)
     end, unknown = numbers[END], numbers[UNKNOWN]

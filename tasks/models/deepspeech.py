@@ -23,7 +23,7 @@ class _FrameNorm(nn.BatchNorm1d):
 
         Args:
             frames: Frames of shape (batch, time, features, ...).
-            real: Whether a frame is no padding: bool, shape (batch, time).
+            real: True for frames, False for padding: bool, shape (batch, time).
 
         Returns:
             Normalized frames, of the same shape.
@@ -48,7 +48,15 @@ class _Convolution(nn.Module):
         self.norm = _FrameNorm(out_channels)
 
     def forward(self, images: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
-        """Maps a tensor (batch, channels, bins, time) and the number of frames of each item to those of the output."""
+        """Applies convolution, normalization and activation.
+
+        Args:
+            images: Input of shape (batch, channels, bins, time).
+            lengths: Number of frames of each utterance, without padding: int64, shape (batch,).
+
+        Returns:
+            Output of shape (batch, channels, bins, time), and its number of frames for each utterance, shape (batch,).
+        """
         out = self.convolution(images).permute(0, 3, 1, 2)
         lengths = _halved(lengths, self.time_stride)
         out = self.norm.over(out, _real(lengths, out.shape[1]))
@@ -68,8 +76,8 @@ def _real(lengths: Tensor, time: int) -> Tensor:
 class DeepSpeech(nn.Module):
     """Two convolutions, unidirectional LSTM layers, a lookahead convolution and a linear layer.
 
-    The result of an utterance does not depend on the padding of the batch. The LSTM layers also run over padding (it
-    follows the real frames, so it has no effect): packed sequences are 3x slower on a CPU.
+    The result of an utterance does not depend on the padding of the batch. The LSTM layers also read the padding, which
+    has no effect because it follows the real frames; packed sequences would be 3x slower on a CPU.
 
     Args:
         num_labels: Number of labels: characters and the blank.
@@ -77,11 +85,12 @@ class DeepSpeech(nn.Module):
         hidden_size: Number of units of each LSTM layer.
         num_layers: Number of LSTM layers; all except the first normalize their input.
         channels: Number of channels of the convolutions.
-        time_strides: Strides over time of the two convolutions; their product is the number of frames that become one.
+        time_strides: Strides over time of the two convolutions; their product is the number of input frames per output
+            frame.
         context: Number of future frames that the lookahead convolution reads.
 
     Raises:
-        ConfigError: If there is no layer.
+        ConfigError: If ``num_layers`` is below 1.
 
     Source: Amodei et al.: Deep Speech 2, ICML 2016; Wang et al.: Lookahead Convolution Layer for Unidirectional
     Recurrent Neural Networks, ICLR workshops 2016. With 29 labels, 161 bins and the default sizes it has the

@@ -15,11 +15,11 @@ class GptLanguageModel(nn.Module):
     """GPT-2 of the library transformers with new random weights, as a network from tokens to logits.
 
     Positions have learned vectors, so a window has at most ``context`` tokens. ``task.eval_context`` must be 0, because
-    it would place test tokens at positions that are never trained.
+    tokens to predict would otherwise be at positions whose vectors are never trained.
 
     Args:
         vocab_size: Number of token ids.
-        context: Number of positions with a vector: ``task.seq_len``.
+        context: Maximum number of tokens in a window, normally ``task.seq_len``.
         hidden_size: Number of entries in the vector of a token; the feed-forward layers have four times as many.
         num_layers: Number of decoder layers.
         num_heads: Number of attention heads of a layer.

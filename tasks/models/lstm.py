@@ -16,9 +16,9 @@ NOWHERE = -2  # no window comes after this one
 class LstmLanguageModel(nn.Module):
     """Embedding, LSTM layers and a linear decoder, with dropout between them.
 
-    With ``lanes``, each row of a training batch starts from the final state of the same row in the previous batch, if
-    that held the preceding window of text; otherwise from zero. The states are buffers: every worker has its own, and
-    checkpoints contain them. Evaluation always starts from zero.
+    With ``lanes``, a row of a training batch starts from the final state of the same row in the previous batch if that
+    row had the preceding window of text. All other rows, and rows in evaluations, start from a zero state. The states
+    are buffers: every worker has its own, and checkpoints contain them.
 
     Args:
         vocab_size: Number of token ids.
@@ -78,8 +78,8 @@ class LstmLanguageModel(nn.Module):
 
         Args:
             tokens: Token ids: int64, shape (batch, time).
-            windows: Number of each row's window of text: int64, shape (batch,); a row continues its text if the number
-                is one higher than before. ``None`` starts every sequence from a zero state.
+            windows: Index of each row's window in the text: int64, shape (batch,). A row continues its text if the
+                index is one higher than in the previous batch. ``None`` starts every row from a zero state.
 
         Returns:
             Logits, shape (batch, time, vocab_size); entry ``t`` depends on tokens up to and including ``t``.

@@ -12,9 +12,9 @@ class LstmClassifier(nn.Module):
     """Embedding, one LSTM layer, and a linear layer on its mean or last state.
 
     With 50,001 words, 2 classes and the default sizes it has 2,561,052 parameters, like the program released with
-    SparDL; it is not known which state that program uses. The embedding keeps torch's standard deviation of 1: with the
-    small values that are usual for language models, the mean states of two texts hardly differ at first, and plain SGD
-    makes no progress for an epoch.
+    SparDL; it is not known whether that program uses the mean or the last state. The embedding keeps torch's initial
+    standard deviation of 1. With the smaller values that are usual for language models, the mean states of two texts
+    hardly differ at first, and plain SGD makes no progress for an epoch.
 
     Args:
         vocab_size: Number of token ids.
@@ -25,7 +25,7 @@ class LstmClassifier(nn.Module):
             because the gradient reaches every word directly.
         dropout: Probability of dropping an entry of the state before the linear layer.
 
-    Source: Zhao et al.: SparDL, ICDE 2024 (released program, by its sizes).
+    Source: Zhao et al.: SparDL, ICDE 2024 (sizes of the released program).
     """
 
     def __init__(

@@ -9,10 +9,10 @@ __all__ = ["MaskedBert"]
 
 
 class MaskedBert(BertForPreTraining):  # type: ignore[misc, no-untyped-call, unused-ignore]
-    """BERT of the library transformers with both pre-training heads; computes logits at chosen positions only.
+    """BERT of the library transformers with both pre-training heads; computes logits of masked positions only.
 
-    At six of seven positions, nothing is predicted; their logits over the whole vocabulary would take most of the time
-    of a small network. The original program also skips them.
+    Six of seven positions are not masked. Their logits over the whole vocabulary would take most of the time of a small
+    network, and are never used. The original program also skips them.
 
     Source: Devlin, Chang, Lee, Toutanova: BERT, NAACL 2019.
     """
@@ -26,11 +26,11 @@ class MaskedBert(BertForPreTraining):  # type: ignore[misc, no-untyped-call, unu
             input_ids: Token ids: int64, shape (batch, time).
             token_type_ids: Segment numbers: int64, shape (batch, time), 1 in the second segment.
             attention_mask: Attention mask: int64, shape (batch, time), 0 in the padding.
-            places: Positions whose words are predicted: bool, shape (batch, time).
+            places: True for positions whose words are predicted: bool, shape (batch, time).
 
         Returns:
-            Logits of words, shape (chosen positions, vocabulary), and of pairs, shape (batch, 2); class 1 means that
-            the second segment is random.
+            Logits of words, shape (number of such positions, vocabulary), and logits of pairs, shape (batch, 2). Class
+            1 of a pair means that the second segment is random.
         """
         read = self.bert(input_ids, token_type_ids=token_type_ids, attention_mask=attention_mask)
         words: Tensor = self.cls.predictions(read.last_hidden_state[places])

@@ -1,6 +1,7 @@
 """Thorough checks of methods on the device: the laws of every method, and equality with a simulation on the CPU.
 
-A law is a property that a method must have: equal averages on all workers, and no lost part of a gradient.
+The laws are two properties that a method must have: averages are equal on all workers, and no part of a gradient is
+lost.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class _Found(NamedTuple):
 
 
 def check_laws(workers: int) -> Callable[[Place], Outcome]:
-    """Creates the check of all methods, for ``workers`` workers that share the device."""
+    """Returns the check of all methods, for ``workers`` workers that share the device."""
 
     def check(place: Place) -> Outcome:
         cases = _cases(workers)

@@ -159,7 +159,7 @@ class Advice:
 
     @property
     def every(self) -> int | None:
-        """Value for ``every`` of ``spardl.Outer`` with which communication takes 5% as long as the computation.
+        """Number of local steps (``every`` of ``spardl.Outer``) with which communication takes 5% of the computation.
 
         ``None`` if communication already adds at most 5% to a step, or if the time of the computation is unknown.
         """

@@ -2,9 +2,10 @@
 
 Gradients that are summed where DDP stores them need no copy. DDP rebuilds its buckets before the second step of every
 process, in the order in which the first step completed gradients on rank 0 (Li et al., PyTorch Distributed, VLDB 2020,
-section 4.2). The sum of a backend depends on the position of an entry, so results must not depend on the buckets that
-DDP has in the first step of a process. Therefore the groups are the buckets that DDP forms after the very first step,
-a saved state contains them, and gradients of buckets that match no group are copied.
+section 4.2). How a backend rounds the sum of an entry depends on the entry's position in the bucket. So that a
+restarted process computes the same results, groups do not follow the buckets that DDP has in the first step of a
+process. Instead, the groups are the buckets that DDP forms after the very first step of a training. Saved states
+contain these groups. Gradients in a bucket that equals no group are copied.
 """
 
 from __future__ import annotations
@@ -212,7 +213,7 @@ class BucketWatcher:
             self._order.append(number)
 
     def observed(self, cluster: Cluster, synchronized: Iterable[nn.Parameter]) -> Grouping:
-        """Returns DDP's buckets, in the order of gradients on rank 0; all workers must call this.
+        """Returns the order and groups of DDP's next buckets, which follow rank 0; all workers must call this.
 
         Args:
             cluster: Cluster that connects the workers.

@@ -42,7 +42,8 @@ class Handle(ABC):
     """Base class of all handles: a method, the connection to the other workers, and statistics.
 
     Args:
-        method: Method that averages gradients or updates; its momentum must be resolved (not ``None``).
+        method: Method that averages gradients or updates; its momentum must not be ``AutoMomentum`` (see
+            ``resolve_momentum``).
         cluster: Cluster that connects the workers.
         trained: Parameters whose gradients are averaged.
 

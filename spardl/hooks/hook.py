@@ -105,7 +105,7 @@ class _Groups:
         return following
 
     def load(self, averager: Averager, named: list[Named], values: Mapping[str, Any]) -> Averager:
-        """Loads a state, and returns the averager to use; ``named`` are the parameters of both."""
+        """Loads the state ``values`` of the parameters ``named``; returns the averager to use from now on."""
         same = self._watcher is None and averager.numbers.keys() == {pair.parameter for pair in named}
         if named and not same:
             return self.averager_of(named, averager, values)
@@ -134,8 +134,8 @@ class Hook(GradientHandle):
     Args:
         ddp: Model whose gradients are averaged.
         method: Method that averages them.
-        bucket_mb: Largest size of a group in megabytes (2^20 bytes), if the schedule has such a limit; ``None`` uses
-            25, or DDP's buckets for dense sums. Parameters are never split.
+        bucket_mb: Largest size of a group in megabytes (2^20 bytes), if the schedule has such a limit; ``None`` means
+            25, or DDP's own buckets if sums are dense. Parameters are never split.
         timeout: Time in seconds after which a worker that does not answer counts as lost.
         scaler: GradScaler that scales the loss, if any.
         schedule: Schedule that determines when gradients are sent, as for :func:`attach`.
@@ -461,8 +461,8 @@ def attach(
     Args:
         ddp: Model whose gradients are averaged.
         method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
-        bucket_mb: Largest size of a group of gradients in megabytes (2^20 bytes); ``None`` uses 25, or DDP's buckets
-            for dense sums.
+        bucket_mb: Largest size of a group of gradients in megabytes (2^20 bytes); ``None`` means 25, or DDP's own
+            buckets if sums are dense.
         timeout: Seconds after which a worker that does not answer counts as lost.
         scaler: ``GradScaler`` that scales the loss, if any. Residuals follow its scale, and all workers skip a step in
             which a gradient of any worker overflows.

@@ -48,7 +48,8 @@ class LayerRange(NamedTuple):
 
     Attributes:
         named: Parameters and their names, in the order in which the model uses them.
-        places: Positions of these parameters among all parameters in reverse order, the order of the backward pass.
+        places: Positions of these parameters in the list of all parameters in reverse order (that of the backward
+            pass).
     """
 
     named: Sequence[Named]
@@ -133,7 +134,7 @@ class Fragment:
         self.averager = Averager(method, schedule, Training(None, gradient, None), cluster, given)
 
     def send(self, differences: Iterable[Tensor]) -> None:
-        """Sends weight differences without waiting.
+        """Starts to average weight differences, and returns without waiting for the averages.
 
         Args:
             differences: Weight difference of each parameter, of its shape, in the order of ``places``.
@@ -265,7 +266,7 @@ class Outer(_NotAnOptimizer, Handle):
             rising to 0.9 in 49 exchanges. DiLoCo's ``lr=0.7, momentum=0.9`` needs more than a few dozen exchanges.
         fragments: Number of ranges of layers, of nearly equal size, that are exchanged in turn, each once in ``every``
             steps.
-        delay: Number of local steps during which a fragment is sent; with 0, workers wait for it.
+        delay: Number of local steps during which a fragment is sent; with 0, workers wait for its averages.
         mixing: Share of the averaged weights in the mean of averaged and own weights with which a worker continues.
         group: Process group; ``None`` for the default group.
         bucket_mb: Largest size, in megabytes (2^20 bytes), of weight differences that are averaged together.
@@ -466,7 +467,7 @@ class Outer(_NotAnOptimizer, Handle):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this worker, including its weights; each rank saves its own.
 
-        Waits for fragments in flight; their averages are still applied after the same step as without this call.
+        Waits for fragments that are being sent; their averages are applied after the same step as without this call.
 
         Raises:
             PeerError: If another worker is lost or does not answer in time.
@@ -498,7 +499,7 @@ class Outer(_NotAnOptimizer, Handle):
         Raises:
             ConfigError: If the state belongs to another rank, world size, method, model, ``fragments`` or
                 ``bucket_mb``, or is incomplete; nothing is changed then.
-            PeerError: If a fragment is in flight and another worker is lost.
+            PeerError: If a fragment is being sent and another worker is lost.
         """
         own = _check_own(values, [parameter.shape for parameter in self._parameters], self._fragments)
         states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]

@@ -7,10 +7,10 @@ bits also follows from the slot. By default it is a multiple of four: that adds 
 encoding and decoding cheap. A vector with fewer entries than the capacity is padded: the additional entries have the
 vector's length as index, and the reader drops them.
 
-Layout for a capacity c: values (c of the wire dtype); whole low bytes, those of all entries after each other, least
-significant bytes first; a plane of the remaining nibble if there is one (see ``spardl.vector.bits``), then one of two
-remaining bits, then one of a single bit; the bitmap, c + (length >> low) bits, first bit lowest; zeros up to a multiple
-of the size of a value.
+Layout for a capacity c: first, c values of the wire dtype. Second, the low bits: the least significant byte of all
+entries, then the next byte of all entries, as long as whole bytes remain; then, if as many bits remain, a plane of four
+bits, one of two bits and one of a single bit (see ``spardl.vector.bits``). Third, the bitmap of c + (length >> low)
+bits, which begins in the lowest bit of its first byte. Last, zeros up to a multiple of the size of a value.
 
 Source: Elias, Efficient Storage and Retrieval by Content and Address of Static Files, J. ACM 21(2), 1974; Fano, On the
 Number of Bits Required to Implement an Associative Memory, 1971.

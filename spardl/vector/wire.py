@@ -41,7 +41,9 @@ _ROUNDS = 8
 
 
 class CoarseValues(NamedTuple):
-    """Encoding of values with few bits: smallest and largest magnitude (limits) per 256 values (chunk), and codes.
+    """Encoding of values with few bits: two limits per chunk of 256 values, followed by one packed code per value.
+
+    The limits are the smallest and the largest magnitude of the chunk.
 
     Attributes:
         bits: Bits per code (a sign and a level between the limits): 2, 4 or 8.

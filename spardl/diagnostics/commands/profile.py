@@ -112,8 +112,8 @@ def from_function(place: str) -> Job:
 
     If the function returns a batch, the loss is the attribute ``loss`` of the model's output, as in models of
     transformers; if there is none, it is the mean of all outputs, because only the times of the passes matter. If the
-    function returns a loss function, that takes no arguments, runs a forward pass on the device of the model's
-    parameters, and returns the loss.
+    function returns a loss function, this loss function takes no arguments, runs a forward pass on the device of the
+    model's parameters, and returns the loss.
 
     Args:
         place: Function as ``package.module:function``, importable from the working directory or installed.

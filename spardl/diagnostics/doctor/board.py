@@ -168,7 +168,7 @@ def installed(name: str) -> str | None:
 
 
 def interfaces() -> list[str]:
-    """Returns the network interfaces of this machine, with the loopback interface last."""
+    """Returns the names of this machine's network interfaces, with the loopback interface last."""
     return sorted((name for _, name in socket.if_nameindex()), key=lambda name: (name == "lo", name))
 
 

@@ -251,7 +251,7 @@ def _differing(cluster: ProcessGroupCluster, average: Tensor) -> str | None:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Returns the relative error of a vector: the 2-norm of its difference from the reference / that of the reference.
+    """Returns the 2-norm of the difference of two vectors, divided by the 2-norm of the expected one.
 
     Args:
         found: Computed vector of shape (n,).

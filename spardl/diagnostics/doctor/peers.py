@@ -232,7 +232,7 @@ def report_lost_worker(
 
 
 def share_result(board: Board, findings: Findings) -> bool:
-    """Publishes the overall result of worker 0, waits until all workers have read it, and returns it.
+    """Returns on all workers whether worker 0 passed all checks; waits until every worker has read this result.
 
     Raises:
         PeerError: If worker 0 is lost.

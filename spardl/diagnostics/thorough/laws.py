@@ -86,7 +86,7 @@ def check_laws(workers: int) -> Callable[[Place], Outcome]:
 
 
 def simulated(method: Method, workers: int, steps: int) -> Tensor:
-    """Returns the last average of workers that are simulated on the CPU, shape (n,)."""
+    """Averages known gradients with workers that are simulated on the CPU; returns the last average, shape (n,)."""
     return synchronize(SimulatedCluster(workers, Network(0, 1), count_local=False), method, steps)[0]
 
 

@@ -1,4 +1,8 @@
-"""LLVM intrinsics and typed additions that numba lacks: bit counts, prefetches, and 16-bit floats."""
+"""LLVM intrinsics and typed additions that numba lacks: bit counts, prefetches, and 16-bit floats.
+
+numba cannot add 16-bit floats, so kernels get vectors of float16 as int16 arrays, and vectors of bfloat16 as uint16
+arrays, with the same bits.
+"""
 
 from __future__ import annotations
 

@@ -2,7 +2,8 @@
 
 A program is a generator that requests the messages of one worker (``spardl.protocol.programs``). A *local rank*
 (``local``) is the position, in ``local_ranks``, of a worker that this process runs. A *ledger* records the messages and
-times of one worker. A *boundary* is the middle of a program, where it can pause.
+times of one worker. A *boundary* is the point between the two halves (reduce-scatter and all-gather) of a program,
+where it can pause.
 """
 
 from __future__ import annotations

@@ -2,12 +2,13 @@
 
 All workers are assumed equal, so one is modelled. It has two lanes (resources that work in parallel). The compute lane
 runs the passes and the update. The network lane is the communication thread, which compresses and sends one group of
-layers at a time, in the order of their release. A group is released when all its gradients are complete and the groups
-behind it are released: the last group goes first. A span is an uninterrupted piece of work on a lane.
+layers at a time, in the order of their release. A group is released (may be sent) once all its gradients are complete
+and all groups of later layers are released, so the group of the last layers goes first. A span is an uninterrupted
+piece of work on a lane.
 
-A timeline covers one period, from the start of a backward pass to the start of the next. All periods are equal from
-the first step on, because nothing is in flight at the start of a backward pass: the forward pass before has waited for
-it.
+A timeline covers one period, from the start of a backward pass to the start of the next. All periods are equal from the
+first step on, because the forward pass waits for all messages, so that none is under way when the next backward pass
+starts.
 """
 
 from __future__ import annotations
@@ -228,7 +229,7 @@ class Span:
 
     Attributes:
         kind: Kind of the work.
-        label: Layers that the work is done for.
+        label: Name of the layers for which the work is done; empty if it concerns all layers.
         start: Start in seconds from the start of the backward pass.
         stop: End in seconds from the start of the backward pass.
     """
@@ -341,7 +342,7 @@ def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, secon
 
 
 def ideal(profile: Profile, network: float) -> float:
-    """Returns the seconds of an ideal step, in which communication overlaps the backward pass as much as possible.
+    """Returns a lower bound of the seconds of a step whose communication overlaps the backward pass.
 
     Args:
         profile: Layer times of the model.
@@ -353,7 +354,7 @@ def ideal(profile: Profile, network: float) -> float:
 
 
 def ideal_halves(profile: Profile, first: float, second: float) -> float:
-    """Returns the seconds of an ideal step, in which communication overlaps both passes as much as possible.
+    """Returns a lower bound of the seconds of a step whose communication overlaps both passes (DeAR).
 
     Args:
         profile: Layer times of the model.

@@ -132,7 +132,8 @@ def check_seconds(name: str, value: Any) -> None:
         value: Timeout in seconds.
 
     Raises:
-        ConfigError: If ``value`` is not a number, not above 0, or too large for the libraries that wait.
+        ConfigError: If ``value`` is not a number, is not above 0, or is too large for the libraries that use the
+            timeout.
     """
     if not is_number(float, value) or not 0 < value <= _MAX_SECONDS:
         raise ConfigError(f"{name} must be above 0 seconds, and at most {_MAX_SECONDS}, got {value!r}")

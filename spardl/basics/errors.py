@@ -22,12 +22,12 @@ __all__ = [
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message (some libraries append a stack); its type if that is empty."""
+    """Returns the first line of an error's message, or the name of its type if the message is empty."""
     return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def warn(line: str) -> None:
-    """Prints a warning ``line`` to standard error."""
+    """Prints ``line`` as a warning to standard error."""
     # Standard error may be closed, for example after the terminal is gone.
     with suppress(OSError):
         print(f"warning: {line}", file=sys.stderr, flush=True)

@@ -59,7 +59,7 @@ def write_atomically(path: Path, data: bytes | memoryview) -> None:
 
 @contextmanager
 def naming_errors(path: Path) -> Iterator[None]:
-    """Adds the file's name to an ``OSError`` raised in the ``with`` block: errors of ``write`` lack it."""
+    """Context manager that adds the name of ``path`` to an ``OSError``, because errors of ``write`` lack the name."""
     try:
         yield
     except OSError as error:
@@ -124,7 +124,7 @@ def read_regular(path: Path, limit: int = RECORD_BYTES) -> bytes:
 
 
 def read_text(path: Path, limit: int = TEXT_BYTES, errors: str = "strict") -> str:
-    """Reads a regular file of limited size as UTF-8; translates line ends like ``Path.read_text``.
+    """Reads a regular file of limited size as UTF-8; converts line ends to newlines, like ``Path.read_text``.
 
     Raises:
         OSError: If the file cannot be read, is not a regular file, or exceeds the limit.
@@ -159,7 +159,7 @@ def read_json(path: Path, limit: int = RECORD_BYTES) -> Any:
 
 
 def read_yaml(path: Path) -> str:
-    """Reads a regular YAML file whose size stays limited when its aliases are expanded.
+    """Reads a regular YAML file; rejects one that becomes too large when its aliases are expanded.
 
     Raises:
         OSError: If the file cannot be read, is not a regular file, or exceeds the limit.
@@ -170,7 +170,7 @@ def read_yaml(path: Path) -> str:
 
 
 def bounded_yaml(text: str) -> str:
-    """Returns ``text`` if it is YAML whose size stays limited when its aliases are expanded.
+    """Returns ``text`` unchanged if it is YAML that stays small enough when its aliases are expanded.
 
     Raises:
         ValueError: If the text is too long, is nested too deeply, or has too many nodes.

@@ -38,7 +38,7 @@ def _nothing(*arguments: object) -> None:
 
 
 def weak_method(method: Callable[..., Any], *first: Any) -> Callable[..., Any]:
-    """Wraps a bound method so that the wrapper does not keep the method's object alive.
+    """Returns a wrapper of a bound method that does not keep the method's object alive.
 
     Use it for hooks of tensors, autograd nodes and modules.
 
@@ -72,7 +72,8 @@ def on_finalize(owner: Any, then: Callable[..., Any], *arguments: Any) -> finali
         *arguments: Arguments of ``then``; they must not hold references to ``owner``.
 
     Returns:
-        The finalizer. Its ``detach()`` cancels the call, and returns ``None`` if it was called or cancelled before.
+        The finalizer. Its ``detach()`` cancels the call; it returns ``None`` if the function has already been called or
+        cancelled.
     """
     made = finalize(owner, then, *arguments)
     made.atexit = False

@@ -1,4 +1,4 @@
-"""Clusters run the communication programs of the workers, on real processes or in a simulation."""
+"""Clusters run the communication programs (sequences of messages) of workers: on real processes, or simulated."""
 
 from spardl.clusters.base import Cluster, gather_rows
 from spardl.clusters.ledger import Ledger

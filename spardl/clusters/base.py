@@ -1,8 +1,9 @@
 """The interface of a cluster: it runs the communication programs of the workers that live in this process.
 
-A program is a generator that requests the messages of one worker (``spardl.protocol.programs``). A *local rank* is the
-position, in ``local_ranks``, of a worker that this process runs. A *ledger* records the messages and times of one
-worker. A *boundary* is the middle of a program, where it can pause.
+A program is a generator that requests the messages of one worker (``spardl.protocol.programs``). A *local rank*
+(``local``) is the position, in ``local_ranks``, of a worker that this process runs. A *ledger* records the messages and
+times of one worker. A *boundary* is the point between the two halves (reduce-scatter and all-gather) of a program,
+where it can pause.
 """
 
 from __future__ import annotations
@@ -33,11 +34,11 @@ class Work(ABC, Generic[T]):
 
     @abstractmethod
     def release(self, local: int) -> None:
-        """Allows the program of the local rank ``local`` to run."""
+        """Allows the program of local rank ``local`` to run."""
 
     @abstractmethod
     def boundary(self, local: int) -> Boundary:
-        """Waits until the program of the local rank ``local`` pauses at its boundary, and returns the boundary."""
+        """Waits until the program of local rank ``local`` pauses, and returns the boundary that it has reached."""
 
     @abstractmethod
     def resume(self) -> None:
@@ -45,7 +46,7 @@ class Work(ABC, Generic[T]):
 
     @abstractmethod
     def wait(self, local: int) -> T:
-        """Waits until the program of the local rank ``local`` ends, and returns its result.
+        """Waits until the program of local rank ``local`` ends, and returns its result.
 
         Raises:
             PeerError: If the connection to another worker is lost, or a worker does not answer in time.
@@ -58,7 +59,7 @@ class Cluster(ABC):
     Attributes:
         size: Number of workers, P.
         local_ranks: Ranks that run in this process, in ascending order.
-        ledgers: Records of messages and times of training, one per local rank.
+        ledgers: Records of the messages and times of training, one ledger per local rank.
         device: Device of all messages.
         counts_calibration: Whether the ledgers count the messages that a schedule sends to measure the network.
     """
@@ -76,11 +77,11 @@ class Cluster(ABC):
 
     @property
     def local_workers(self) -> list[Worker]:
-        """Workers that run in this process."""
+        """One :class:`Worker` (rank and number of workers) per local rank, in the order of ``local_ranks``."""
         return [Worker(rank, self.size) for rank in self.local_ranks]
 
     def name_phases(self, *, on: bool) -> None:
-        """Sets whether (``on``) phases appear as ranges ``spardl.PHASE`` in traces of ``torch.profiler``."""
+        """Sets whether (``on``) traces of ``torch.profiler`` show each phase as a range, such as ``spardl.select``."""
         for ledger in self.ledgers:
             ledger.traced = on
 
@@ -92,7 +93,7 @@ class Cluster(ABC):
             programs: One program per local rank, in the order of ``local_ranks``.
 
         Returns:
-            The results of the programs.
+            The results of the programs, one per local rank.
 
         Raises:
             PeerError: If the connection to another worker is lost, or a worker does not answer in time.
@@ -101,15 +102,15 @@ class Cluster(ABC):
 
     @abstractmethod
     def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs ``programs`` like ``run``, but without recording their costs: they are not part of training."""
+        """Runs ``programs`` like ``run``, but records no costs, because these programs are not part of training."""
 
     @abstractmethod
     def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Runs ``programs`` like ``run_uncounted``; returns the duration of each in seconds, on the cluster's clock."""
+        """Runs ``programs`` like ``run_uncounted``; returns the duration of each in wall-clock or virtual seconds."""
 
     @abstractmethod
     def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
-        """Prepares one program per local rank; it starts when it is released, and runs while the worker computes.
+        """Queues one program per local rank; each starts once it is released, and runs while the worker computes.
 
         Args:
             programs: One program per local rank, in the order of ``local_ranks``.
@@ -121,14 +122,14 @@ class Cluster(ABC):
 
     @abstractmethod
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Records the time spent in the ``with`` block. The time of a nested block counts for its own phase only.
+        """Records the time spent in the ``with`` block, without the time of nested blocks, in the ledgers.
 
         Args:
             phase: Phase that the time is attributed to.
             local: Local ranks that the time is attributed to, as positions in ``local_ranks``.
 
         Returns:
-            A context manager.
+            The context manager for the ``with`` block.
         """
 
     @abstractmethod
@@ -141,26 +142,26 @@ class Cluster(ABC):
 
     @abstractmethod
     def computing(self, local: int) -> AbstractContextManager[None]:
-        """Marks the ``with`` block as one forward and backward pass of the local rank ``local``."""
+        """Returns a context manager to enter for one forward and backward pass of local rank ``local``."""
 
     @abstractmethod
     def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
-        """Reports the progress of a local rank's pass.
+        """Tells the cluster how far the pass of a local rank has come.
 
         Args:
             local: Position of the rank in ``local_ranks``.
-            layers: Layers that the forward pass is about to use, or whose gradients the backward pass has completed;
-                empty at the start of a pass.
-            backward: Whether the backward pass runs, rather than the forward pass.
+            layers: Numbers of the layers that the forward pass is about to use, or whose gradients the backward pass
+                has completed; empty at the start of a pass.
+            backward: Whether this is the backward pass; otherwise it is the forward pass.
         """
 
     @abstractmethod
     def now(self, local: int) -> float:
-        """Returns the current time of the local rank ``local`` in seconds, after waiting for queued GPU work."""
+        """Returns the current time of local rank ``local`` in seconds, after queued GPU work has ended."""
 
     @abstractmethod
     def seconds(self) -> float:
-        """Returns the seconds since the cluster was created: wall-clock, or virtual ones of the slowest worker."""
+        """Returns the seconds since the cluster was created: wall-clock, or the slowest worker's virtual seconds."""
 
     @abstractmethod
     def close(self) -> None:
@@ -168,7 +169,7 @@ class Cluster(ABC):
 
 
 def gather_rows(cluster: Cluster, rows: Sequence[Tensor], *, counted: bool = False) -> list[Tensor]:
-    """Gathers one tensor (row) of each rank in every process.
+    """Gathers one tensor (row) from each rank; every process gets all rows.
 
     Args:
         cluster: Cluster that connects the workers.

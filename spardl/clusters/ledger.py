@@ -34,13 +34,14 @@ class Ledger:
     """Message counts and times of one worker.
 
     Attributes:
-        rounds: Number of exchanges that the worker took part in.
+        rounds: Number of message exchanges that the worker took part in.
         messages: Number of messages sent; empty messages are not sent.
-        words: Number of words sent, in the unit of the papers: an index or a value is one word.
+        words: Number of words sent; as in the papers, an index or a value is one word.
         bytes_sent: Number of payload bytes sent.
         bytes_received: Number of payload bytes received.
-        seconds: Time by phase, in seconds. In a simulated cluster ``communicate`` and ``wait`` are virtual, the others
-            are measured. ``wait`` is the time during which the computation waits for overlapped synchronizations.
+        seconds: Time by phase, in seconds. In a simulated cluster, ``communicate`` and ``wait`` are virtual times, and
+            the other phases are measured. ``wait`` is the time during which the computation waits for overlapped
+            synchronizations.
         overlapped: Time of synchronizations that overlap the computation, by phase, in seconds.
         traced: Whether phases appear as ranges in traces of ``torch.profiler``; ranges cost time even without a trace.
     """
@@ -75,7 +76,7 @@ class Ledger:
             (self.overlapped if overlapped else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
-        """Counts the messages of one round, ``exchange``."""
+        """Adds the messages of ``exchange``, one round, to the counts."""
         # Receives are announced with their size, so they count before they arrive.
         received = sum([receive.size * receive.dtype.itemsize for receive in exchange.receives])
         messages = words = sent = 0
@@ -87,7 +88,7 @@ class Ledger:
         self._count(1, messages, words, sent, received)
 
     def count_collective(self, rounds: int, elements: int, itemsize: int) -> None:
-        """Counts a collective of the backend; its cost is computed, because its real messages are unknown.
+        """Counts a collective of the backend with the cost that ``ring_cost`` returns; its real messages are unknown.
 
         Args:
             rounds: Number of exchanges, with one message each.
@@ -105,7 +106,7 @@ class Ledger:
             self.bytes_received += received
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns all counts and times as plain numbers."""
+        """Returns all counts, and all times in seconds, as plain numbers by name."""
         return {
             "rounds": self.rounds,
             "messages": self.messages,
@@ -125,14 +126,14 @@ class Ledger:
 
 
 def ring_cost(request: Collective, workers: int) -> tuple[int, int]:
-    """Returns the cost of a backend collective as part of a ring all-reduce, whatever algorithm the backend uses.
+    """Returns the cost of a backend collective if it is run as a ring, whatever algorithm the backend uses.
 
     Args:
         request: Collective whose cost is computed.
         workers: Number of workers, P.
 
     Returns:
-        Number of rounds, and number of elements that each worker sends.
+        The number of rounds, and the number of elements that each worker sends in all rounds together.
     """
     rounds = (2 if isinstance(request, AllReduce) else 1) * (workers - 1)
     return rounds, rounds * request.tensor.numel() // workers
@@ -159,7 +160,7 @@ class Stopwatch:
         """Ends the current phase, and starts ``phase`` unless it is ``None``.
 
         Returns:
-            Duration of the ended phase since the last switch, in seconds.
+            Duration of the ended phase in seconds; 0 if none was running.
         """
         # One reading of the clock ends a phase and starts the next, so no time falls between two phases.
         now = self._timer()
@@ -220,7 +221,7 @@ class PhaseStack:
             self._open.pop()
 
     def settle(self) -> None:
-        """Attributes the time since the last measurement to the innermost phase."""
+        """Attributes the time since the last measurement to the innermost running phase, by calling ``charge``."""
         now = self._timer()
         if self._open:
             self._charge(*self._open[-1], now - self._since)
@@ -237,7 +238,7 @@ ProgramWrapper: TypeAlias = Callable[[Sequence[Program[Any]], Sequence[Worker]],
 
 
 def message_logging() -> ProgramWrapper:
-    """Returns the wrapper that a new cluster applies to its programs: the identity, or one that logs all messages.
+    """Returns a function that wraps a cluster's programs to log all messages; without logging, it changes nothing.
 
     Raises:
         ConfigError: If ``SPARDL_DEBUG`` is neither 0 nor 1.

@@ -75,9 +75,9 @@ measures a real network."""
 def parse_network(value: str | Mapping[str, float], key: str = "cluster.network") -> Network:
     """Makes a network from a preset name, a bandwidth (``1gbit``), a file, or ``{alpha: seconds, gbit: Gbit/s}``.
 
-    A file is JSON or YAML with the two keys ``alpha`` and ``gbit``, and optionally ``measured``, a comment;
-    ``network_text`` creates its content. A preset or a bandwidth takes precedence over a file of the same name. A
-    bandwidth implies a latency of 50 us.
+    A file is JSON or YAML with the two keys ``alpha`` and ``gbit``, and optionally the key ``measured``, which holds a
+    comment; ``network_text`` creates such content. A preset or a bandwidth takes precedence over a file of the same
+    name. With a bandwidth, the latency is 50 us.
 
     Args:
         value: Description of the network, from the configuration or the command line.
@@ -118,8 +118,8 @@ def network_text(network: Network, measured: Mapping[str, str | float]) -> str:
     """Returns the content of a network file that ``parse_network`` reads.
 
     Args:
-        network: Measured network, written with five significant digits.
-        measured: When, where and how the network was measured, by name; one line each.
+        network: Network, whose numbers are written with five significant digits.
+        measured: Facts on the measurement (when, where, how) by name; the file contains one line for each.
     """
     # JSON is also YAML, and writing it needs no dependency.
     numbers = {name: float(f"{number:.5g}") for name, number in (("alpha", network.alpha), ("gbit", network.gbit))}

@@ -54,12 +54,12 @@ _IN_PROCESS = threading.RLock()
 def precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
     """Compiles the kernels for a dtype: runs several methods on small vectors, with simulated workers.
 
-    Takes about a second, and longer the first time on a machine; later processes load compiled functions from numba's
-    cache. One process per machine compiles while the others wait for it, as for :func:`prepare`.
+    Takes about a second, and longer the first time on a machine: later processes load the compiled functions from
+    numba's cache. One process per machine compiles, and the others wait for it, as in :func:`prepare`.
 
     Args:
         dtype: Dtype of the gradients to compile for.
-        methods: Further methods whose kernels are compiled.
+        methods: Further methods whose kernels are compiled, besides the usual ones.
     """
     with _compiling_once():
         _precompile(dtype, methods)
@@ -77,16 +77,17 @@ def _precompile(dtype: torch.dtype, methods: Iterable[Method] = ()) -> None:
 def prepare(method: Method, workers: int, parts: Iterable[torch.Tensor], *, logs: bool = True) -> None:
     """Compiles the kernels of a method before training, so that no worker compiles in the first step.
 
-    Logs progress to the logger ``spardl`` if it takes more than a second, as it does the first time on a machine; later
+    The first time on a machine, this takes more than a second, and progress is logged to the logger ``spardl``; later
     processes load the kernels from numba's cache. One process per machine compiles, and the others wait for it for at
-    most ten minutes. ``spardl precompile`` fills the cache in advance. Methods with parts from other packages are not
-    compiled here, but on first use.
+    most ten minutes. ``spardl precompile`` fills the cache in advance. If a part of the method (compressor,
+    communicator, residual or momentum) comes from another package, nothing is compiled here, but on first use.
 
     Args:
         method: Method used for training.
         workers: Number of workers.
         parts: Tensors with the dtypes and devices of the gradients, of any shape.
-        logs: Whether this process logs progress.
+        logs: Whether this process logs that it waits, and how long it took; the process that compiles always logs
+            progress.
 
     Raises:
         ConfigError: If the method does not support this number of workers.
@@ -165,7 +166,7 @@ class _MachineLock:
         self._release()
 
     def acquire(self) -> None:
-        """Waits until no other process compiles."""
+        """Waits until no other process of this machine compiles, at most ten minutes."""
         if self._file is not None or self._gave_up or threading.get_ident() != self._thread:
             return
         folder = private_temporary_folder()

@@ -94,7 +94,7 @@ class Background:
         atexit.register(self.close)
 
     def submit(self, job: Callable[[], T]) -> Future[tuple[T, torch.cuda.Event | None]]:
-        """Queues a job and returns a future to pass to ``result``."""
+        """Queues a job, and returns a future, to be passed to ``result``."""
         future: Future[tuple[T, torch.cuda.Event | None]] = Future()
         self._jobs.put((future, job, self._mark()))
         return future
@@ -111,7 +111,7 @@ class Background:
         return value
 
     def close(self) -> None:
-        """Ends the thread, unless it still waits for a peer."""
+        """Ends the thread after its jobs; leaves it running if it still waits for another worker."""
         self.leave()
         self._thread.join(_PATIENCE)
 
@@ -172,12 +172,12 @@ _OVERSLEPT = 200e-6
 
 @contextmanager
 def lasting(network: Network, rounds: int, nbytes: int) -> Iterator[None]:
-    """Makes the ``with`` block last at least ``alpha * rounds + beta * nbytes`` seconds, to emulate a network.
+    """Context manager that lasts at least ``alpha * rounds + beta * nbytes`` seconds, to emulate a network.
 
     Args:
         network: Network to emulate.
         rounds: Number of messages that are sent one after the other.
-        nbytes: Number of bytes that a worker sends or receives, whichever is larger, because links are full duplex.
+        nbytes: Number of bytes sent or number of bytes received by a worker, whichever is larger (full-duplex links).
     """
     due = time.perf_counter() + network.alpha * rounds + network.beta * nbytes
     yield
@@ -185,7 +185,7 @@ def lasting(network: Network, rounds: int, nbytes: int) -> Iterator[None]:
 
 
 def traffic(exchange: Exchange) -> int:
-    """Returns the number of bytes that a worker sends or receives in an exchange, whichever is larger."""
+    """Returns the larger of two numbers: the bytes that a worker sends and those it receives in an exchange."""
     sent = sum(send.payload.nbytes for send in exchange.sends)
     return max(sent, sum(receive.size * receive.dtype.itemsize for receive in exchange.receives))
 
@@ -210,9 +210,10 @@ class Channel:
     """Sends and receives the messages of one thread of one worker.
 
     Args:
-        group: Process group of the workers. Its timeout bounds every wait; no other thread may use it.
+        group: Process group of the workers, which no other thread may use. Its timeout limits every wait.
         device: Device of the messages.
-        throttle: Slower network to emulate: operations last at least as long as on it; ``None`` for no delay.
+        throttle: Slower network to emulate: each operation lasts at least as long as on that network; ``None`` for no
+            delay.
     """
 
     def __init__(self, group: Any, device: torch.device, throttle: Network | None = None) -> None:
@@ -231,7 +232,7 @@ class Channel:
             ledger: Ledger that counts the messages.
 
         Returns:
-            Received tensors, with the shapes that the request states.
+            The received tensors, with the shapes that the request states.
 
         Raises:
             PeerError: If the connection to another worker is lost, or a worker does not answer in time.
@@ -255,7 +256,7 @@ class Channel:
         return tensor.copy_(found) if found is host else found.to(tensor.device)
 
     def meet(self) -> None:
-        """Waits for all workers.
+        """Waits until all workers have called this (a barrier).
 
         Raises:
             PeerError: If the connection to another worker is lost, or a worker does not answer in time.
@@ -320,10 +321,10 @@ class Channel:
 
 @contextmanager
 def contact(rank: int, what: str) -> Iterator[None]:
-    """Translates errors of the backend inside the ``with`` block into ``PeerError``.
+    """Context manager that raises ``PeerError`` instead of errors of the backend (gloo, NCCL).
 
     Args:
-        rank: Rank that waits.
+        rank: Rank of this worker, for the error message.
         what: Operation, for the error message.
 
     Raises:
@@ -336,7 +337,7 @@ def contact(rank: int, what: str) -> Iterator[None]:
 
 
 def by_host(group: Any, device: torch.device) -> bool:
-    """Returns whether messages on ``device`` must be copied to the host, because the backend cannot send them.
+    """Returns whether messages on ``device`` must be copied to the host, because gloo cannot send them from a GPU.
 
     gloo would pass the GPU address to the kernel's sockets, which reject it.
     """
@@ -354,7 +355,7 @@ def _host_copy(tensor: Tensor) -> Tensor:
 
 
 def reason_of(error: RuntimeError) -> str:
-    """Returns the text of a gloo error without its source location and its trailing advice."""
+    """Returns the text of a gloo error without its source location and without the advice at its end."""
     first = str(error).splitlines()[0]
     return re.sub(r"^\[\S+:\d+\] ", "", first).split(" This is typically caused")[0].rstrip(".")
 
@@ -405,7 +406,7 @@ _COLLECTIVES: Mapping[type[Collective], Callable[[Tensor, dist.ProcessGroup, int
 
 
 class ProgramRunner(Generic[T]):
-    """Runs the program of one worker: performs its requests, and resumes it with the results.
+    """Runs the program of one worker: performs the messages that it requests, and resumes it with what was received.
 
     Args:
         program: Program to run.
@@ -467,14 +468,14 @@ class ProcessGroupCluster(Cluster):
 
     Args:
         group: Process group of the workers; ``None`` for the default group, which must be initialized. Its timeout
-            bounds every wait.
+            limits every wait.
         device: Device of the messages; NCCL needs the GPU of the worker.
         timeout: Timeout of every wait of the communication threads, in seconds.
-        throttle: Slower network to emulate: in each thread, a round lasts at least as long as it would take there. This
-            is a lower bound per worker and thread; congestion is not emulated.
-        streams: Number of communication threads, each with its own process group. Synchronizations use them in
-            rotation, so that one can select or merge while the messages of another are in flight. More than one helps
-            if a round trip takes milliseconds and a schedule synchronizes several groups of layers.
+        throttle: Slower network to emulate: in each thread, a round lasts at least as long as on that network.
+            Congestion, also between threads, is not emulated.
+        streams: Number of communication threads, each with its own process group. Successive synchronizations use them
+            in turn, so that one can select or merge entries while another sends messages. More than one helps if a
+            round trip takes milliseconds and a schedule synchronizes several groups of layers.
 
     Raises:
         ConfigError: If the number of streams is below 1 or does not suit the device, if there is no process group, or
@@ -524,16 +525,16 @@ class ProcessGroupCluster(Cluster):
         return self._group
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs the program of this worker."""
+        """Runs the program of this worker in the main thread; returns a list with its result."""
         (program,) = self._with_logging(programs, self.local_workers)
         return [ProgramRunner(program, self._channel, self.ledgers[0]).run_to_end()]
 
     def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs the program of this worker without recording its costs."""
+        """Runs the program of this worker without recording its costs; returns a list with its result."""
         return [ProgramRunner(programs[0], self._channel, Ledger()).run_to_end()]
 
     def time_uncounted(self, programs: Sequence[Program[Any]]) -> list[float]:
-        """Runs the program of this worker without recording its costs; returns its wall-clock seconds."""
+        """Runs the program of this worker without recording its costs; returns a list with its wall-clock seconds."""
         began = self.now(0)
         (self.run if self.counts_calibration else self.run_uncounted)(programs)
         return [self.now(0) - began]
@@ -541,7 +542,8 @@ class ProcessGroupCluster(Cluster):
     def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False, counted: bool = True) -> ProcessWork[T]:
         """Prepares the program of this worker to run in a communication thread.
 
-        The first calls open the threads and their groups, so all workers must make them at the same time.
+        Each of the first ``streams`` calls opens a thread and its group; all workers must make these calls at the same
+        time.
 
         Args:
             programs: List with the program of this worker.
@@ -635,7 +637,7 @@ class ProcessGroupCluster(Cluster):
             time.sleep(_POLL)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Records the wall-clock time of the ``with`` block for ``phase``."""
+        """Records the wall-clock time of the ``with`` block as time of ``phase``."""
         return self._stack.timed(phase, local)
 
     def expect(self, layers: Sequence[int]) -> None:
@@ -667,7 +669,7 @@ class ProcessGroupCluster(Cluster):
                 dist.destroy_process_group(side.group)
 
     def close(self) -> None:
-        """Ends the communication threads, and destroys their groups and the default process group, if used."""
+        """Ends the communication threads and destroys their groups, and the default process group if it is used."""
         self.release()
         if self._group is dist.group.WORLD:
             dist.destroy_process_group()
@@ -681,7 +683,7 @@ def check_streams(streams: int, device: torch.device, throttle: Network | None) 
     """Checks the number of communication threads.
 
     Raises:
-        ConfigError: If it is below 1, or above 1 on a GPU or with a throttle.
+        ConfigError: If the number is below 1, or is above 1 on a GPU or with a throttle.
     """
     check_integer("cluster.streams", streams, least=1)
     if streams > 1 and device.type == "cuda":
@@ -719,7 +721,7 @@ def _end_unreleased(side_groups: Sequence[_SideGroup]) -> None:
 
 
 class ProcessWork(Work[T]):
-    """Asynchronous work: the program of this worker in a communication thread."""
+    """Asynchronous work of one worker: its program runs in a communication thread."""
 
     def __init__(self, runner: ProgramRunner[T], thread: Background, stack: PhaseStack, pauses: bool) -> None:
         self._runner, self._thread, self._stack, self._pauses = runner, thread, stack, pauses

@@ -38,10 +38,10 @@ class StepCosts:
 
     Attributes:
         seconds: Time by phase, in seconds.
-        overlapped: Time of synchronizations that overlap the computation, by phase, in seconds.
-        rounds: Number of exchanges, of the worker with the most exchanges.
+        overlapped: Time of synchronizations that run while the worker computes, by phase, in seconds.
+        rounds: Number of message exchanges, of the worker that has the most.
         words: Number of words sent per worker; an index or a value is one word.
-        bytes_sent: Number of bytes sent per worker.
+        bytes_sent: Number of payload bytes sent per worker.
         dense_bytes: Number of bytes that a ring all-reduce of the same gradient sends per worker.
         peak_memory: Largest resident memory of any process, in bytes.
     """
@@ -102,8 +102,8 @@ def break_even_gbit(costs: StepCosts) -> float | None:
     """Computes the bandwidth below which a compressed synchronization is faster than the dense all-reduce.
 
     Compression spends time on selection, packing and merging, and saves bytes. Gain and loss are equal at a bandwidth
-    of (bytes saved) / (seconds spent). The time that a dense all-reduce needs for its additions is ignored, which
-    favours it.
+    of (bytes saved) / (seconds spent). The dense all-reduce also needs time for additions, which is ignored in its
+    favour.
 
     Returns:
         Gbit/s per worker, or ``None`` if compression saves no bytes.
@@ -184,17 +184,17 @@ class Profile:
 
     @cached_property
     def entries(self) -> tuple[int, ...]:
-        """Returns the number of entries of each layer."""
+        """Number of entries of each layer, in the order of ``layers``."""
         return tuple(layer.entries for layer in self.layers)
 
     @cached_property
     def ready(self) -> tuple[float, ...]:
-        """Returns the seconds from the start of the backward pass until the gradients of each layer are complete."""
+        """Time from the start of the backward pass until the gradients of each layer are complete, in seconds."""
         return tuple(layer.ready for layer in self.layers)
 
     @cached_property
     def layout(self) -> Layout | None:
-        """Returns the layout (shapes and positions) of the tensors; ``None`` if any shape is unknown."""
+        """Shapes and positions of the tensors of all layers; ``None`` if any shape is unknown."""
         if not all(layer.shapes or not layer.entries for layer in self.layers):
             return None
         return Layout.of(shape for layer in self.layers for shape in layer.shapes)

@@ -53,15 +53,15 @@ class _Message(NamedTuple):
 
 
 class VirtualRun:
-    """Runs one synchronization, or half of one: the program with the earliest virtual clock runs next.
+    """Runs one synchronization or half of one, always continuing the program whose virtual clock is earliest.
 
     Args:
         programs: One program per worker.
         network: Network that determines the duration of messages.
         ledgers: One ledger per worker.
-        clocks: Start times of the workers, updated to their end times.
+        clocks: Start time of each worker in seconds; overwritten with the end times.
         count_local: Whether the measured time of the programs' local work advances the clocks.
-        begun: Whether the programs have already run up to a boundary.
+        begun: Whether the programs have already run up to a boundary, where they pause.
         pauses: Whether the programs stop at their first boundary.
         overlapped: Whether the programs overlap the computation.
         timer: Function that returns the time in seconds, to measure local work.
@@ -105,7 +105,7 @@ class VirtualRun:
         self._ready: list[tuple[float, int, list[Tensor] | None]] = []
 
     def run_to_end(self) -> list[Any]:
-        """Runs until each program has returned or paused; returns the results or boundaries, by rank."""
+        """Runs until each program has returned or paused; returns by rank its result or, if it paused, its boundary."""
         # A paused generator expects a reply; a new one accepts only None.
         first: list[Tensor] | None = [] if self._begun else None
         self._ready = [(clock, rank, first) for rank, clock in enumerate(self._clocks)]
@@ -313,7 +313,8 @@ class SimulatedCluster(Cluster):
         device: Device of the model and all messages.
         count_local: Whether the measured time of local work (forward and backward pass, selection, ...) advances the
             virtual clocks; otherwise the clocks only count the time of messages.
-        profile: Layer times that replace those of the forward and backward pass; ``None`` measures the passes.
+        profile: Layer times to use instead of the measured times of the forward and backward pass; ``None`` measures
+            them.
         timer: Function that returns the time in seconds, to measure local work. ``time.thread_time`` ignores the load
             of other programs on a busy machine, but is wrong with several threads or a GPU.
 
@@ -382,11 +383,11 @@ class SimulatedCluster(Cluster):
         return [Ledger() for _ in self.local_ranks]
 
     def enqueue(self, programs: Sequence[Program[T]], *, pauses: bool = False) -> Work[T]:
-        """Prepares the programs of all workers; they run when the first result is requested."""
+        """Queues the programs of all workers; they run when the first result is requested."""
         return _SimulatedWork(self, self._with_logging(programs, self.local_workers), pauses)
 
     def timed(self, phase: Phase, local: Sequence[int]) -> AbstractContextManager[None]:
-        """Records the measured time of the ``with`` block for each of the ranks, and advances their virtual clocks."""
+        """Records the measured time of the ``with`` block for each local rank, and advances their virtual clocks."""
         return self._stack.timed(phase, local)
 
     def expect(self, layers: Sequence[int]) -> None:
@@ -400,7 +401,7 @@ class SimulatedCluster(Cluster):
 
     @contextmanager
     def computing(self, local: int) -> Iterator[None]:
-        """Records the measured time of the ``with`` block, or that of the profile, as computation."""
+        """Records the ``with`` block as computation that takes the profile's time; without a profile, measures it."""
         with self.timed(Phase.COMPUTE, [local]):
             yield
         if self._profile is not None:
@@ -408,7 +409,7 @@ class SimulatedCluster(Cluster):
             self._passed[local] = 0.0
 
     def reach(self, local: int, layers: Collection[int], *, backward: bool) -> None:
-        """Advances the virtual clock to the time at which the pass reaches these layers in the profile."""
+        """Advances the virtual clock to the time at which, according to the profile, the pass reaches these layers."""
         if self._profile is None:
             return
         times = [self._profile.layers[layer] for layer in layers]
@@ -439,7 +440,7 @@ class SimulatedCluster(Cluster):
         """Does nothing: a simulation holds no resources."""
 
     def now(self, local: int) -> float:
-        """Returns the virtual time of the worker ``local`` in seconds."""
+        """Returns the virtual time of local rank ``local`` in seconds."""
         self._stack.settle()  # the running phase has not advanced the clock yet
         return self._clocks[local]
 
@@ -496,7 +497,7 @@ class _Job:
         self.results: list[Any] | None = None
 
     def starts(self) -> list[float]:
-        """Returns the time at which each worker allowed the job to start."""
+        """Returns the virtual time in seconds at which each worker allowed the job to start, by rank."""
         missing = set(range(len(self.programs))) - set(self.released)
         if missing:
             raise ProgramError(f"a result is requested, but rank {min(missing)} has not released its program")

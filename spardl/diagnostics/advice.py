@@ -1,7 +1,7 @@
 """Recommends a method and a schedule for a model and a network, from predicted step times.
 
-The prediction uses the timeline model (``spardl.diagnostics.timeline``): published rounds and words on an alpha-beta
-network, and the time of compression, measured on this machine.
+The prediction uses the timeline model (``spardl.diagnostics.timeline``). Message times follow from the published
+numbers of rounds and words on an alpha-beta network; the time of compression is measured on this machine.
 """
 
 from __future__ import annotations
@@ -79,12 +79,15 @@ class Choice(NamedTuple):
         seconds: Predicted time of a step, in seconds.
         bytes_sent: Number of bytes that each worker sends in a step.
         break_even_gbit: Bandwidth in Gbit/s below which a synchronization with this method is faster than a dense one;
-            infinite if it always is, 0 if it never is or the method is dense.
-        local_update: Whether the method needs the optimizer, because it applies the momentum before compression.
-        exchange: Time of one synchronization of the whole model without overlap, as in outer steps, in seconds.
+            infinite if it is faster at any bandwidth, 0 if at none or if the method is dense.
+        local_update: Whether ``attach`` needs ``optimizer=`` for this method, because momentum is applied before
+            compression.
+        exchange: Time of one synchronization of the whole model that overlaps no computation, as in ``Outer``, in
+            seconds.
         between: Smallest and largest predicted time of a step, in seconds, over repeated measurements; ``None`` without
             measurements.
-        pays_between: Smallest and largest ``break_even_gbit`` over the same measurements, or ``None``.
+        pays_between: Smallest and largest ``break_even_gbit`` over the same measurements; ``None`` without
+            measurements.
     """
 
     method: str
@@ -104,12 +107,12 @@ class Choice(NamedTuple):
 
     @property
     def arguments(self) -> str:
-        """Method and options as Python text, as ``attach`` and all other handles accept them."""
+        """Arguments of ``attach`` and other handles, as Python text: method and options, ``"spardl", density=0.01``."""
         return ", ".join([f'"{self.method}"', *(f"{name}={value!r}" for name, value in self.options.items())])
 
     @property
     def call(self) -> str:
-        """Call of ``spardl.attach`` as Python text, to paste into a training loop."""
+        """Call of ``spardl.attach`` with this method and schedule, as Python text to paste into a training loop."""
         return f"spardl.attach(model, {self}{', optimizer=optimizer' * self.local_update})"
 
 
@@ -122,9 +125,10 @@ class Advice:
         network: Network of the prediction.
         workers: Number of workers, P.
         entries: Number of parameters of the model.
-        compute: Time of a step without communication, in seconds; 0 if unknown, and then not included in any step time.
+        compute: Time of a step without communication, in seconds. If it is unknown, it is 0, and step times do not
+            include it.
         baseline: Prediction for plain DDP: dense, in buckets of 25 MB that overlap the backward pass.
-        left_out: Methods that cannot be compared, each with the reason in one line.
+        left_out: One line for each method that cannot be compared, which states the reason.
     """
 
     choices: tuple[Choice, ...]
@@ -150,14 +154,14 @@ class Advice:
 
     @property
     def dense(self) -> Choice:
-        """Training without compression, with its best schedule; ``baseline`` if ``none`` is not compared."""
+        """The choice without compression (``none``) and its best schedule; ``baseline`` if ``none`` is not compared."""
         return next((choice for choice in self.choices if choice.method == DENSE), self.baseline)
 
     @property
     def every(self) -> int | None:
-        """Number of local steps per exchange (``spardl.Outer``) at which communication takes 5% of the computation.
+        """Number of local steps (``every`` of ``spardl.Outer``) with which communication takes 5% of the computation.
 
-        ``None`` if communication already takes less than that, or the time of the computation is unknown.
+        ``None`` if communication already adds at most 5% to a step, or if the time of the computation is unknown.
         """
         way = self.advised
         if not self.compute or way.seconds <= (1 + _WAITED) * self.compute:
@@ -289,10 +293,10 @@ Compressing: TypeAlias = Callable[[str, Mapping[str, Any]], Callable[[int], floa
 
 @dataclass(frozen=True)
 class Repeated:
-    """Repeated measurements of a time as a function of the number of entries.
+    """Time of compression as a function of the number of entries, from repeated measurements.
 
     Attributes:
-        lines: Fitted line of each repetition.
+        lines: For each repetition, the line (fixed time and time per entry) that fits its measurements.
     """
 
     lines: tuple[Linear, ...]
@@ -308,7 +312,7 @@ def measured_compression(
     layout: Layout | None = None,
     clock: Callable[[], float] = time.perf_counter,
 ) -> Compressing:
-    """Measures the time of compression on this machine, two to five times per method.
+    """Returns a function that measures the time of compression on this machine, two to five times per method.
 
     Args:
         workers: Number of workers, P.
@@ -333,13 +337,14 @@ def measured_compression(
 def profiled(
     model: nn.Module | Profile, loss: Callable[[], Tensor] | None, seconds: float | None
 ) -> tuple[Profile, torch.device]:
-    """Returns a profile of the model and the device of its gradients.
+    """Returns the layer times (profile) of a model, and the device of its gradients.
 
     Args:
         model: Model to measure, or a profile of it.
-        loss: Function that runs one forward pass and returns the scalar loss; ``None`` to estimate from layer sizes.
-        seconds: Time of forward and backward pass together, in seconds; ``None`` uses the measured time, or 0 without a
-            measurement.
+        loss: Function that runs one forward pass and returns the scalar loss, to measure the passes. With ``None``,
+            their time is distributed over the layers in proportion to the layers' sizes.
+        seconds: Time of forward and backward pass together, in seconds; ``None`` for the measured time, or 0 if there
+            is none.
 
     Raises:
         ConfigError: If the model cannot be measured, or the seconds are out of range.
@@ -431,7 +436,7 @@ def advise(
         bandwidth: Bandwidth of each worker's link: ``"1gbit"``, ``"100mbit"``, a number of Gbit/s, a preset name
             (``"ethernet_10g"``), a file from ``spardl doctor --out``, or a :class:`Network`.
         workers: Number of workers, P.
-        loss: Function that runs one forward pass and returns the scalar loss. The passes are then measured, which
+        loss: Function that runs one forward pass and returns the scalar loss. If given, the passes are measured, which
             changes running statistics of the model but not its weights.
         compute_seconds: Time of forward and backward pass together, in seconds, instead of the measured time.
         density: Density k / n of the sparse methods.
@@ -443,7 +448,7 @@ def advise(
         schedules: Schedules to compare; by default those of ``spardl.attach``.
 
     Returns:
-        The predictions; ``print`` shows them as a table with plain DDP.
+        The predictions; ``print`` shows them as a table, in comparison with plain DDP.
 
     Raises:
         ConfigError: If a value is out of range, or a method or schedule is unknown.
@@ -515,7 +520,7 @@ class _Cost(NamedTuple):
     repetitions: tuple[MethodCosts, ...]
 
     def rounds(self, entries: int) -> float:
-        """Returns the number of rounds of a synchronization of ``entries`` entries."""
+        """Returns the number of message rounds of a synchronization of ``entries`` entries."""
         return sum(self.costs.whole.formula(entries).rounds) / 2
 
     def bytes_sent(self, entries: int) -> float:

@@ -60,8 +60,9 @@ class Stats(NamedTuple):
         bytes_sent: Number of payload bytes sent per step. The messages with which ``mg_wfbp`` and ``layer_fusion``
             measure the network once are included here and in ``rounds``, ``words`` and ``seconds``.
         dense_bytes: Number of payload bytes that a ring all-reduce of the same gradients would send per step.
-        seconds: Time per step in seconds, by phase: ``select``, ``pack``, ``communicate``, ``merge``. They overlap with
-            the backward pass. The first step of a handle (compilation, setup) is excluded once there is a second one.
+        seconds: Time per step in seconds, by phase: ``select``, ``pack``, ``communicate``, ``merge``. These times
+            overlap with the backward pass. The first step of a handle (compilation, setup) is excluded once there is a
+            second one.
         refused: Number of gradients (each of a group of parameters) that were skipped because they were not finite, or
             clipped because a sum overflowed. Counts all workers, which exchange their counts after steps 1, 2, 4, ...,
             64 and after every 64th step; for ``all_reduce``, this worker only.
@@ -83,7 +84,7 @@ class Stats(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Bytes sent as a share of the dense baseline's; 0 for a single worker, which sends nothing."""
+        """Bytes sent, as a share of ``dense_bytes`` such as 0.02; 0 for a single worker, which sends nothing."""
         return self.bytes_sent / self.dense_bytes if self.dense_bytes else 0.0
 
     def __str__(self) -> str:
@@ -115,7 +116,7 @@ class Meter:
 
     Args:
         ledger: Record of the messages and times of this worker.
-        size: Number of workers.
+        size: Number of workers, from which the bytes of a ring all-reduce are computed.
 
     Attributes:
         steps: Number of completed steps.
@@ -135,7 +136,7 @@ class Meter:
             self._timed = self._counts(1)
 
     def reset(self, refused: int) -> None:
-        """Restarts all counts; ``refused`` is the number of gradients skipped until now."""
+        """Restarts all counts at 0; ``refused`` is the total number of gradients skipped so far, as for ``stats``."""
         self._since = self._timed = self._counts(self.steps)
         self._refused = refused
 
@@ -146,8 +147,8 @@ class Meter:
 
         Args:
             nbytes: Size of the gradients of one step in bytes.
-            refused: Number of gradients skipped until now.
-            waiting: Size of the residual; ``None`` if unknown.
+            refused: Total number of gradients skipped so far, including those before ``reset``.
+            waiting: Size of the residual, that is, of the entries that wait to be sent; ``None`` if unknown.
             under_way: Whether to count a step that has begun but not ended.
         """
         now = self._counts(self.steps + under_way)
@@ -201,13 +202,20 @@ class Named(NamedTuple):
 
 
 class SideGroup(ProcessGroupCluster):
-    """Cluster of the workers of a process group; it communicates over a second group with the timeout of the handle."""
+    """Cluster of a process group's workers that communicates over an additional group, with the handle's timeout."""
 
     # A handle reports all traffic of its schedule, whereas the trainer's records contain training traffic only.
     counts_calibration = True
 
     def run(self, programs: Sequence[Program[T]]) -> list[T]:
-        """Runs this worker's program (its messages) in the communication thread; waits for the result."""
+        """Runs this worker's program (its sequence of messages) in the communication thread; waits for the result.
+
+        Args:
+            programs: List with the program of this worker.
+
+        Returns:
+            List with the result of the program.
+        """
         return self._result(self.enqueue(programs))
 
     def run_uncounted(self, programs: Sequence[Program[T]]) -> list[T]:
@@ -222,9 +230,9 @@ class SideGroup(ProcessGroupCluster):
 class LoadChecks:
     """Detects workers that have loaded different states, a few steps after the load.
 
-    Only the worker that loads knows about it, so workers must exchange one byte. That costs a round trip on slow
-    networks, so it happens in each of the first steps and then every ``CHECK_INTERVAL`` steps. Workers that differ
-    after a load therefore fail at most ``CHECK_INTERVAL`` steps later.
+    A worker does not know whether others have loaded a state, so all workers exchange one byte. This takes a round
+    trip, so it happens in each of the first ``ALWAYS_CHECKED`` steps and then every ``CHECK_INTERVAL`` steps. Workers
+    whose states differ after a load therefore fail at most ``CHECK_INTERVAL`` steps later.
 
     Attributes:
         steps: Number of steps of the handle, equal on all workers even if only some of them loaded a state.
@@ -239,7 +247,7 @@ class LoadChecks:
         self._loaded = True
 
     def step(self, worker: Worker, facts: Callable[[], Mapping[str, str]], device: torch.device) -> list[Program[None]]:
-        """Counts a step that begins.
+        """Counts a step that begins, and returns the check to run in this step, if any.
 
         Args:
             worker: Rank and number of workers.
@@ -247,8 +255,8 @@ class LoadChecks:
             device: Device of the messages.
 
         Returns:
-            A list with the program that compares the facts of all workers if one of them loaded a state; empty in steps
-            without a check.
+            An empty list in steps without a check. Otherwise, a list with one program for this worker to run: if any
+            worker loaded a state, it compares the facts of all workers.
         """
         self.steps += 1
         if worker.size == 1 or (self.steps > ALWAYS_CHECKED and self.steps % CHECK_INTERVAL != 1):
@@ -260,8 +268,8 @@ class LoadChecks:
 class Averager:
     """Averages the gradients of some parameters over all workers.
 
-    In each step, ``put`` every gradient once, in any order; then ``wait``; then ``take`` the averages. Workers compare
-    their settings in the first step, and their states within 16 steps after a load.
+    In each step, ``put`` every gradient once, in any order, and call ``wait``; then copy each average with
+    ``gradient.take``. Workers compare their settings in the first step, and their states within 16 steps after a load.
 
     Args:
         method: Method that averages the gradients.
@@ -333,7 +341,7 @@ class Averager:
         self._in_backward = self._has_gradients = False
 
     def put(self, number: int, gradient: Tensor | None) -> None:
-        """Copies the gradient of a parameter, and starts to average its group if all its gradients are there.
+        """Copies the gradient of a parameter; starts to average its group once all gradients of the group are there.
 
         Args:
             number: Number of the parameter.
@@ -364,7 +372,7 @@ class Averager:
         self.engine.complete(number)
 
     def check_parameters(self, numbers: Iterable[int] | None = None) -> None:
-        """Raises an error if dtype or device of a parameter in ``numbers`` (``None``: of any) has changed."""
+        """Raises ``ConfigError`` if dtype or device of a parameter in ``numbers`` (``None``: of any) has changed."""
         for number in range(len(self._placements)) if numbers is None else numbers:
             parameter, (dtype, device) = self.gradient.parameters[number], self._placements[number]
             if parameter.dtype is not dtype or parameter.device != device:
@@ -374,10 +382,10 @@ class Averager:
                 )
 
     def lend(self, numbers: Sequence[int], buffer: Tensor | None) -> None:
-        """Averages gradients in the given memory, without a copy, if they form a group and the method has no residual.
+        """Averages one group in the caller's memory from now on, without a copy, if the method has no residual.
 
         Args:
-            numbers: Numbers of the parameters.
+            numbers: Numbers of the parameters; if they are not exactly one group, their gradients are copied as before.
             buffer: Their gradients, one after the other in this order, shape (m,); ``None`` if they are not contiguous.
         """
         group = None if buffer is None else self._group_of(numbers, buffer)
@@ -395,7 +403,7 @@ class Averager:
         return next((at for at, (group, own) in groups if wanted == (tuple(range(*group.tensors)), own.dtype)), None)
 
     def take_back(self, numbers: Sequence[int] | None = None) -> None:
-        """Ends ``lend`` for some parameters (``None``: all): their gradients are copied again."""
+        """Ends ``lend`` for the groups of some parameters (``None``: of all): their gradients are copied again."""
         groups = self.engine.gradient_state.groups
         for lent in sorted(self._lent):
             if numbers is None or any(number in range(*groups[lent].tensors) for number in numbers):
@@ -403,7 +411,7 @@ class Averager:
                 self._lent.remove(lent)
 
     def continue_from(self, other: Averager) -> None:
-        """Continues the training of ``other``, which has another order of parameters and no residual."""
+        """Takes over the training state of ``other``, which has another order of parameters and no residual."""
         self.engine.continue_from(other.engine)
         self._compared, self._loads, self._refusals = other._compared, other._loads, other._refusals
 
@@ -464,10 +472,10 @@ class Averager:
             self.report_refusals()
 
     def receive(self) -> bool:
-        """Waits like ``wait``, but reports no non-finite gradients: the caller must call ``report_refusals``.
+        """Waits like ``wait``, but does not warn of non-finite gradients; call ``report_refusals`` afterwards.
 
         Returns:
-            Whether a step had begun.
+            Whether there was a step to wait for.
 
         Raises:
             PeerError: If another worker is lost or does not answer in time.
@@ -480,17 +488,17 @@ class Averager:
         return True
 
     def give_up(self) -> None:
-        """Ends a step whose last backward pass failed, if there is one."""
+        """Ends the current step, if any, without averages, because its last backward pass failed."""
         if self.begun and self._has_gradients:
             self.begun = False
             self.engine.give_up()
             self._restore_excluded()
 
     def report_refusals(self, advice: str | None = None) -> None:
-        """Warns of non-finite gradients of this worker; in some steps, also exchanges their counts with all workers.
+        """Warns of non-finite gradients of this worker; in some steps, all workers also exchange their counts.
 
         Args:
-            advice: End of the warning text; ``None`` uses a hint at ``scaler=`` if the handle has no GradScaler.
+            advice: End of the warning text; ``None`` recommends ``scaler=`` if the handle has no GradScaler.
         """
         (own,) = self.engine.gradient_state.refusals()
         line = self._refusals.notice({self._worker.rank: own})
@@ -508,7 +516,7 @@ class Averager:
 
         Args:
             gradient: Current gradient, of any shape.
-            before: Earlier value of the part of the gradient that this process holds, of its shape.
+            before: Earlier value. For a sharded gradient, only the shard of this process, of the shard's shape.
         """
         # The tolerance covers the rounding of a division by the scale in half precision.
         multiples = {1.0, 1 / self.engine.scale}
@@ -519,7 +527,7 @@ class Averager:
 
     @property
     def refused(self) -> int:
-        """Number of gradients (each of a group) that were non-finite or overflowed, on all workers."""
+        """Number of gradients (one per group and step) that were not finite or whose sum overflowed, on all workers."""
         return self._refusals.total
 
     def state_dict(self) -> dict[str, Any]:
@@ -531,7 +539,7 @@ class Averager:
         }
 
     def check_state(self, values: Mapping[str, Any]) -> None:
-        """Raises the errors of ``load_state_dict`` for the same ``values``, without changing the state."""
+        """Raises ``ConfigError`` if ``load_state_dict`` would reject ``values``; does not change the state."""
         check_owner(values, self._owner, "groups")
         _check_state(values, self.engine, self.gradient.forward()[0])
 
@@ -571,7 +579,7 @@ class StepUndo:
         self._snapshot: Snapshot | None = None
 
     def begin(self) -> None:
-        """Prepares a step; must be called when the last step is complete and the next one has sent nothing."""
+        """Prepares a step; call it when the last step is complete and nothing of the next one has been sent."""
         if self._pending:
             self.last_step()
         self._steps_left = max(0, self._steps_left - 1)
@@ -584,12 +592,12 @@ class StepUndo:
     def last_step(self, *, in_flight: bool = False) -> None:
         """Restores residuals and moments to their values before the last step.
 
-        The first time there is no snapshot, so averages are added back to the residuals instead. Afterwards, a snapshot
-        is taken in each step, until none was needed for ``_SNAPSHOT_STEPS`` steps.
+        The first call finds no snapshot of these values, so the averages are added back to the residuals instead. Then
+        a snapshot is taken in each step, until none has been needed for ``_SNAPSHOT_STEPS`` steps.
 
         Args:
-            in_flight: Whether the synchronizations of that step are still in flight; it is then undone when the next
-                backward pass begins.
+            in_flight: Whether the last step is still being averaged. It is then undone when the next backward pass
+                begins.
         """
         averager = self._averager()
         assert averager is not None
@@ -611,11 +619,11 @@ class StepUndo:
 
 
 def inherit(into: Averager, other: Averager) -> None:
-    """Copies residuals and moments from one averager to another, as far as both methods keep them.
+    """Copies residuals and moments from one averager to another; skips those that one of the two methods does not keep.
 
     Args:
         into: Averager to copy to.
-        other: Averager to copy from, with the same parameters in any groups; no step may be in flight.
+        other: Averager to copy from. It has the same parameters, in any groups, and no step is in flight.
     """
     other.engine.return_unused()
     moments = type(into.method.momentum) is type(other.method.momentum) and into.method.momentum.remembers

@@ -2,9 +2,10 @@
 
 Gradients that are summed where DDP stores them need no copy. DDP rebuilds its buckets before the second step of every
 process, in the order in which the first step completed gradients on rank 0 (Li et al., PyTorch Distributed, VLDB 2020,
-section 4.2). The sum of a backend depends on the position of an entry, so results must not depend on the buckets that
-DDP has in the first step of a process. Therefore the groups are the buckets that DDP forms after the very first step,
-a saved state contains them, and gradients of buckets that match no group are copied.
+section 4.2). How a backend rounds the sum of an entry depends on the entry's position in the bucket. So that a
+restarted process computes the same results, groups do not follow the buckets that DDP has in the first step of a
+process. Instead, the groups are the buckets that DDP forms after the very first step of a training. Saved states
+contain these groups. Gradients in a bucket that equals no group are copied.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ def check_wrapped(ddp: nn.Module) -> None:
 
 
 def check_modules(model: nn.Module, schedule: Schedule) -> None:
-    """Checks that a handle supports the gradients and forward passes of a model.
+    """Checks that a handle with this schedule supports a model.
 
     Args:
         model: Module inside DDP.
@@ -105,11 +106,12 @@ def check_modules(model: nn.Module, schedule: Schedule) -> None:
 
 
 def check_joined(ddp: nn.Module | None, before: object) -> None:
-    """Checks that a backward pass does not run inside ``ddp.join()``, for handles that keep the optimizer's moments.
+    """Checks that a backward pass runs outside ``ddp.join()``; called by handles that keep the optimizer's moments.
 
     Args:
         ddp: Model of the pass.
-        before: Result of ``join_config`` when the handle was created; torch does not reset it after a ``join()``.
+        before: Result of ``join_config`` when the handle was created, to compare with: torch keeps these settings after
+            a ``join()`` has ended.
 
     Raises:
         ConfigError: If ``ddp.join()`` allows workers to make fewer steps than others.
@@ -125,10 +127,10 @@ def check_joined(ddp: nn.Module | None, before: object) -> None:
 
 
 def check_averaged(left_out: Iterable[tuple[str, nn.Parameter]]) -> None:
-    """Checks that the parameters that DDP does not average are still frozen.
+    """Checks that all parameters that DDP does not average are still frozen.
 
-    DDP averages the parameters that required gradients when it was created. Weights of the others differ between ranks
-    as soon as an optimizer updates them.
+    DDP averages only those parameters that required gradients when it was created. If an optimizer updates any other
+    parameter, its weights differ between ranks.
 
     Args:
         left_out: Names and parameters that DDP does not average.
@@ -145,7 +147,7 @@ def check_averaged(left_out: Iterable[tuple[str, nn.Parameter]]) -> None:
 
 
 def join_config(ddp: nn.Module | None) -> object:
-    """Returns the settings of the current or last ``join()`` of a DDP model."""
+    """Returns the settings of the current or last ``join()`` of a DDP model, as torch stores them in the model."""
     return getattr(ddp, "_join_config", None)
 
 
@@ -162,7 +164,7 @@ class FixedGroups(Schedule):
     """Schedule that sends given groups of layers during the backward pass.
 
     Args:
-        partition: Ranges of layers, in flat order.
+        partition: Ranges of layers, one per group, in the order of the gradient storage.
     """
 
     partition: tuple[Range, ...]
@@ -170,7 +172,7 @@ class FixedGroups(Schedule):
     name = "wfbp"
 
     def make(self, method: Method, cluster: Cluster, training: Training) -> Engine:
-        """Creates an engine with these groups."""
+        """Creates the engine (the running instance of the schedule) with these groups."""
         return InBackward(method, cluster, training, self.partition)
 
 
@@ -178,7 +180,7 @@ class Grouping(NamedTuple):
     """Order and groups in which gradients are averaged.
 
     Attributes:
-        named: Parameters and their names; the flat vector contains them in reverse order.
+        named: Parameters and their names; the gradient storage contains them in reverse order.
         schedule: Schedule that forms the groups.
     """
 
@@ -211,7 +213,7 @@ class BucketWatcher:
             self._order.append(number)
 
     def observed(self, cluster: Cluster, synchronized: Iterable[nn.Parameter]) -> Grouping:
-        """Returns DDP's buckets, in the order of gradients on rank 0; all workers must call this.
+        """Returns the order and groups of DDP's next buckets, which follow rank 0; all workers must call this.
 
         Args:
             cluster: Cluster that connects the workers.
@@ -272,11 +274,11 @@ def _fill_buckets(sizes: Sequence[int], limits: list[int]) -> list[Range]:
 
 
 def fills_buffer(views: Iterable[Tensor], buffer: Tensor) -> bool:
-    """Returns whether contiguous tensors lie in a buffer one after the other, and fill it.
+    """Returns whether tensors are contiguous, lie in a buffer one after the other without gaps, and fill it completely.
 
     Args:
-        views: Tensors of any shapes, in the order to check.
-        buffer: Buffer to fill, shape (m,).
+        views: Tensors of any shapes, in the expected order.
+        buffer: Buffer, shape (m,).
     """
     place = 0
     for view in views:
@@ -289,7 +291,8 @@ def fills_buffer(views: Iterable[Tensor], buffer: Tensor) -> bool:
 def views_of(bucket: GradBucket) -> dict[Tensor, Tensor]:
     """Returns the gradients of a bucket by parameter, as views of its buffer.
 
-    DDP lays out a gradient like its parameter (channels_last, transposed), which ``bucket.gradients()`` ignores.
+    DDP stores a gradient with the strides of its parameter (such as channels_last or transposed). The views have these
+    strides, unlike those of ``bucket.gradients()``.
 
     Args:
         bucket: Bucket from DDP.
@@ -309,14 +312,14 @@ def _in_layout_of(parameter: Tensor, view: Tensor) -> Tensor:
 
 
 def unchanged_bucket(bucket: GradBucket, device: torch.device) -> torch.futures.Future[Tensor]:
-    """Returns a bucket without averaging it, for a backward pass whose gradients are ignored.
+    """Returns the result of a hook that leaves a bucket as it is, for a backward pass whose gradients are ignored.
 
     Args:
         bucket: Bucket from DDP.
         device: Device of the bucket's gradients.
 
     Returns:
-        A completed future with the bucket's buffer, shape (n,).
+        A completed future with the bucket's buffer, shape (n,), unchanged.
     """
     ready = pending_future(device)
     ready.set_result(bucket.buffer())
@@ -324,14 +327,14 @@ def unchanged_bucket(bucket: GradBucket, device: torch.device) -> torch.futures.
 
 
 def pending_future(device: torch.device) -> torch.futures.Future[Tensor]:
-    """Returns a future for a bucket's buffer, shape (n,), on ``device``; the caller sets its result."""
+    """Returns an unfinished future on ``device`` for a bucket's buffer, shape (n,); the caller must set its result."""
     devices: list[int | str | torch.device] = [device] if device.type == "cuda" else []
     ready: torch.futures.Future[Tensor] = torch.futures.Future(devices=devices)
     return ready
 
 
 def dense_mean(bucket: GradBucket, group: Any) -> torch.futures.Future[Tensor]:
-    """Averages a bucket over a group as DDP does without a hook: returns its buffer, shape (n,)."""
+    """Averages a bucket over a group as DDP does without a hook; returns a future with the buffer, shape (n,)."""
     buffer = bucket.buffer().div_(dist.get_world_size(group))
     reduced = dist.all_reduce(buffer, group=group, async_op=True).get_future()
     return reduced.then(lambda done: done.value()[0])

@@ -1,4 +1,4 @@
-"""Arguments of handles: makes method and schedule from names and options, and checks them against the optimizers."""
+"""Arguments of handles: creates method and schedule from names and options, and checks that the optimizers fit."""
 
 from __future__ import annotations
 
@@ -52,7 +52,8 @@ def choose_method(
     Args:
         method: Name of the method, or a method.
         options: Options of the method.
-        schedule: Schedule of the handle, if it has one; ``dear`` requires sums in two halves.
+        schedule: Schedule of the handle, if it has one; ``dear`` needs a method whose sums can be split into
+            reduce-scatter and all-gather.
         optimizer: Optimizers passed to the handle, if any; Muon changes the defaults of some methods.
 
     Raises:
@@ -121,7 +122,7 @@ def check_update(
         scaler: GradScaler of the loss, if any.
 
     Raises:
-        ConfigError: If one of them is missing, has no effect, contradicts the method or is invalid.
+        ConfigError: If one of these arguments is missing, has no effect, contradicts the method or is invalid.
     """
     if scaler is not None and scaler.is_enabled() and method.compressor.absolute:
         raise ConfigError(
@@ -249,7 +250,7 @@ def _check_without_optimizer(schedule: Schedule, method: Method) -> None:
 
 
 def options_of(schedule: Schedule) -> dict[str, Any]:
-    """Returns a schedule's name and options, which must be equal on all workers."""
+    """Returns a schedule's name and options as a dict, which must be equal on all workers."""
     options = {field.name: getattr(schedule, field.name) for field in fields(schedule)}  # type: ignore[arg-type]
     return {"schedule": schedule.name, **options}
 

@@ -64,8 +64,8 @@ def all_reduce(
         The average, this worker's residual and the cost.
 
     Raises:
-        ConfigError: If the method or an option is unknown or does not support the number of workers, or the tensor has
-            another dtype; on all workers, if their arguments differ.
+        ConfigError: If the method or an option is unknown or does not support the number of workers, or if the dtype of
+            the tensor is not supported; also, on all workers, if their arguments differ.
         PeerError: If another worker is lost or does not answer in time.
 
     Example:

@@ -1,8 +1,8 @@
-"""DeAR in a user's loop: ``optimizer.step()`` schedules the update, and the next forward pass waits for it.
+"""DeAR in a user's loop: ``optimizer.step()`` schedules the update, and the next forward pass applies it.
 
-The loop stays ``loss.backward(); optimizer.step()``. Between the two calls, every ``.grad`` is the worker's own
-gradient and must not be changed. The optimizer finds no gradients when the loop calls it, and only updates its
-counters.
+The loop stays ``loss.backward(); optimizer.step()``. Between these two calls, every ``.grad`` is the worker's own
+gradient and must not be changed. While ``optimizer.step()`` runs, gradients are hidden from the optimizer, so it only
+updates its counters. During the next forward pass, each layer waits for its averages and is then updated.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class DelayedUpdate:
     """Connects an optimizer with a schedule that applies its updates during the next forward pass.
 
     Args:
-        averager: Averager with such a schedule (``dear``).
+        averager: Averager whose schedule is ``dear``.
         model: Model whose forward passes wait for the updates.
         optimizer: Optimizer of the model's parameters.
-        clip_norm: Largest 2-norm of the average, enforced by the schedule.
+        clip_norm: Largest 2-norm of the average, to which the schedule clips; ``None`` for no limit.
     """
 
     def __init__(
@@ -76,7 +76,7 @@ class DelayedUpdate:
         self._averager.note(number)
 
     def collect(self) -> bool:
-        """Ends the backward pass; the synchronizations pause after their reduce-scatter.
+        """Ends the backward pass; each synchronization then pauses between its reduce-scatter and its all-gather.
 
         Returns:
             Whether the averages can be used, that is, no gradient of any worker overflowed.
@@ -101,7 +101,7 @@ class DelayedUpdate:
         return None
 
     def mark(self) -> None:
-        """Records the gradients at the end of a backward pass, when they have been sent."""
+        """Records the gradients at the end of a backward pass, so that ``step()`` can detect later changes to them."""
         self._marks.set(self._averager.gradient.parameters)
 
     def _check_sent(self) -> None:
@@ -146,7 +146,7 @@ class DelayedUpdate:
         return math.isclose(norm, clip_norm, rel_tol=1e-2)
 
     def drop(self) -> None:
-        """Discards averages if the loop called no ``step()`` for them, as a GradScaler after an overflow."""
+        """Discards averages for which the loop called no ``step()``, for example because a GradScaler skipped it."""
         if self._awaits_step:
             self._awaits_step, self._dropped = False, True
             self._engine.drop()
@@ -195,7 +195,7 @@ class DelayedUpdate:
         """Applies pending updates, and removes all hooks from model and optimizer even if that fails.
 
         Raises:
-            PeerError: If another worker is lost: the last update has then been applied in part or not at all.
+            PeerError: If another worker is lost. The last update has then been applied to some layers or to none.
         """
         if self._awaits_step:
             warnings.warn(

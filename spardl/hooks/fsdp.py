@@ -3,8 +3,8 @@
 Every FSDP unit ends its backward pass with a reduce-scatter inside the node. torch then calls a hook with the worker's
 shard of the node's gradient, and the hook averages that shard with the same shard of the other nodes.
 
-If the method averages updates of an optimizer, the shards of all parameters are averaged by the engine of the other
-handles instead: it sends groups of parameters as soon as torch has stored their gradients.
+If the method averages updates of an optimizer, an :class:`Averager` averages the shards instead, as in the other
+handles: it sends a group of parameters as soon as torch has stored all gradients of the group.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ __all__ = ["Sharded", "ShardedUpdates", "attach_fsdp"]
 
 
 class Sharded(Handle):
-    """State of the hooks of a model's FSDP units, as returned by :func:`attach_fsdp`.
+    """Handle of an FSDP model whose shards of gradients are averaged, as returned by :func:`attach_fsdp`.
 
     Args:
         units: FSDP units of the model, by name.
         method: method that averages the shards.
         cluster: workers that have the same shards.
-        update: returns settings of the optimizer that must be equal whenever workers compare, by name.
+        update: function that returns settings of the optimizer, by name; they must be equal on all workers.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Sharded(Handle):
         return {**facts, "shard": kind_of(flat), **(steps if name in self._states else {})}
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state of this worker by unit, as plain data; each rank saves its own."""
+        """Returns the state of this worker as plain data, by name of the FSDP unit; each rank saves its own."""
         begun = {name: clone_data(state.state_dict()) for name, state in self._states.items()}
         return {"owner": dict(self._owner), "units": {**self._saved, **begun}}
 
@@ -173,9 +173,9 @@ class Sharded(Handle):
             values: saved state.
 
         Raises:
-            ConfigError: if the state belongs to another rank, number of nodes, method or model, or is incomplete; for
-                units without a backward pass so far, some of this is raised in their first one.
-            ValueError: if a shard has another length; for units without a backward pass so far, in their first one.
+            ConfigError: if the state belongs to another rank, number of nodes, method or model, or is incomplete. For a
+                unit that has had no backward pass yet, some of these errors are raised in its first one.
+            ValueError: if a shard has another length; for a unit that has had no backward pass yet, in its first one.
         """
         check_owner(values, self._owner, "units")
         check_whole(values, {"units": {name: state.state_dict() for name, state in self._states.items()}})
@@ -226,7 +226,7 @@ class Sharded(Handle):
         return bool(self._done)
 
     def reset(self) -> None:
-        """Restarts the statistics; residuals and moments stay."""
+        """Restarts the statistics at zero; residuals and moments stay."""
         if self._done:
             self._meter.step()
             self._done.clear()
@@ -234,9 +234,10 @@ class Sharded(Handle):
 
 
 class ShardedUpdates(GradientHandle):
-    """Handle of an FSDP model whose optimizer only applies averages, as returned by :func:`attach_fsdp`.
+    """Handle of an FSDP model whose optimizer only applies averaged updates, as returned by :func:`attach_fsdp`.
 
-    The workers of the method are the nodes. Each node has moments of its gradient, and each process those of its shard.
+    The method treats each node as one worker. Each node keeps moments of its own gradient, of which each process holds
+    the shard that belongs to its parameters.
 
     Args:
         units: FSDP units of the model.
@@ -244,8 +245,8 @@ class ShardedUpdates(GradientHandle):
         method: method that averages updates.
         group: process group of the workers with the same shard.
         timeout: seconds after which a worker that does not answer counts as lost.
-        optimizers: optimizers of the parameters, each of different ones.
-        clip_norm: largest norm of a node's gradient, a factor; ``None`` for no limit.
+        optimizers: optimizers of the model; no parameter belongs to two of them.
+        clip_norm: largest 2-norm of a node's gradient; ``None`` for no limit.
 
     Raises:
         ConfigError: if an argument is invalid or does not fit the others.
@@ -410,9 +411,10 @@ def attach_fsdp(
     inside them. ``group=mesh["nodes"].get_group()`` connects the workers with the same shard. All workers must call
     this after ``fully_shard``, with equal weights on all nodes.
 
-    For gradient accumulation, send only the last micro-batch: ``model.set_requires_gradient_sync(last)``, or
-    ``set_requires_all_reduce(last)``, which reduces inside the node in each micro-batch and sums shards until the last
-    one. Call the latter on ``model`` or a module inside it, after this function: earlier calls are not seen.
+    For gradient accumulation, average only after the last micro-batch. Either call
+    ``model.set_requires_gradient_sync(last)``, or ``set_requires_all_reduce(last)``, which reduces inside the node
+    after each micro-batch and sums the shards until the last one. Call the latter on ``model`` or a module inside it,
+    after this function: earlier calls are not seen.
 
     Args:
         model: model with one or more FSDP units.
@@ -422,8 +424,8 @@ def attach_fsdp(
         optimizer: optimizer of the model (SGD, Adam or AdamW), or several of different parameters. Most sparse methods
             then average updates instead of gradients, as in :func:`attach`: each node keeps its own moments, and
             ``step()`` only applies averages.
-        clip_norm: largest 2-norm of each node's own gradient if updates are averaged.
-        timeout: seconds after which a worker that does not answer counts as lost if updates are averaged, 1800 by
+        clip_norm: if updates are averaged, largest 2-norm of each node's own gradient.
+        timeout: if updates are averaged, seconds after which a worker that does not answer counts as lost, 1800 by
             default.
         **options: options of the method, for example ``density=0.01``.
 
@@ -434,7 +436,8 @@ def attach_fsdp(
     Raises:
         ConfigError: if the model has no FSDP unit or is sharded among workers of the group, or the method or an option
             is unknown, does not support the number of nodes or compresses matrices, or the optimizer is unsupported or
-            has other parameters; in a step, if FSDP leaves out other parameters than in the first one.
+            has other parameters; in a later step, if the parameters without a gradient, which FSDP leaves out of its
+            shards, are not those of the first step.
     """
     units = {name: module for name, module in model.named_modules() if isinstance(module, FSDPModule)}
     if not units:

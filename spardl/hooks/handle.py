@@ -42,7 +42,8 @@ class Handle(ABC):
     """Base class of all handles: a method, the connection to the other workers, and statistics.
 
     Args:
-        method: Method that averages gradients or updates, with a resolved momentum.
+        method: Method that averages gradients or updates; its momentum must not be ``AutoMomentum`` (see
+            ``resolve_momentum``).
         cluster: Cluster that connects the workers.
         trained: Parameters whose gradients are averaged.
 
@@ -87,8 +88,8 @@ class Handle(ABC):
         ``dcp.load({"model": ..., "spardl": handle.sharded(folder)}, checkpoint_id=folder)`` loads it.
 
         Args:
-            saved: Folder of a checkpoint to load, if another number of workers may have saved it; ``None`` otherwise,
-                or to save.
+            saved: Folder of the checkpoint to load; needed if another number of workers may have saved it. ``None`` to
+                save, or to load a checkpoint of the same number of workers.
 
         Raises:
             ConfigError: If the folder contains no such state.
@@ -98,9 +99,9 @@ class Handle(ABC):
     def load_resharded(self, states: Sequence[Mapping[str, Any]]) -> None:
         """Restores states that another number of workers saved.
 
-        The sum of the residuals over all workers and the mean of the velocities stay the same; compressor and
-        communicator start with new states. With the same number of workers, each loads its own state as with
-        ``load_state_dict``.
+        The sum of the residuals over all workers and the mean of the velocities (moments of the optimizer) stay the
+        same; compressor and communicator start with new states. If the number of workers has not changed, each worker
+        loads its own state, as with ``load_state_dict``.
 
         Args:
             states: Results of ``state_dict`` of all ranks that saved them, in the order of ranks, on any device.
@@ -157,8 +158,8 @@ class GradientHandle(Handle):
         group: Process group; ``None`` for the default group.
         timeout: Seconds after which a worker that does not answer counts as lost.
         scaler: GradScaler that scales the loss, if any.
-        optimizer: Optimizer of the parameters, or several, if passed to the handle.
-        clip_norm: Largest 2-norm of a gradient, if passed to the handle.
+        optimizer: Optimizer of the parameters, or several; ``None`` to average gradients.
+        clip_norm: Largest 2-norm of a gradient; ``None`` for no limit.
 
     Raises:
         ConfigError: If an argument is invalid, or contradicts another one.
@@ -257,15 +258,15 @@ class GradientHandle(Handle):
 
     @contextmanager
     def discard(self, parameters: Iterable[nn.Parameter] | None = None) -> Iterator[None]:
-        """Context manager: excludes parameters from the backward passes inside, whose gradients the loop discards.
+        """Context manager for backward passes whose gradients the loop does not use: does not average them.
 
         Use it for a loss that passes through a model it does not train, for example a generator's loss through the
         discriminator. All workers must call it in the same way. Gradients inside are not averaged, and residuals and
         moments stay unchanged; clear the gradients (``zero_grad()``) before the model's own backward pass.
 
         Args:
-            parameters: Parameters whose gradients are discarded; ``None`` for all. If only some are given, a
-                ``Synchronizer`` must also wait inside.
+            parameters: Parameters whose gradients are discarded; ``None`` for all. If only some are given to a
+                ``Synchronizer``, call its ``wait()`` inside the ``with`` block.
 
         Raises:
             ConfigError: If the handle does not average one of the parameters, or only some are given although
@@ -323,7 +324,7 @@ class GradientHandle(Handle):
             averager.exclude([number for number, each in pairs if each in self._discards])
 
     def reset(self) -> None:
-        """Restarts the statistics; residuals and moments stay."""
+        """Restarts the statistics at zero; residuals and moments stay."""
         self._meter.reset(self._refused)
 
     @property
@@ -343,20 +344,20 @@ class GradientHandle(Handle):
 
 
 class ShardedState:
-    """State of a handle for ``torch.distributed.checkpoint``: each rank has its own residual, and so its own key.
+    """State of a handle for ``torch.distributed.checkpoint``: one key per rank, because residuals differ.
 
     It has the interface of ``torch.distributed.checkpoint.stateful.Stateful``.
 
     Args:
         handle: Handle whose state is saved or loaded.
-        before: Number of workers that saved the state to load.
+        before: Number of workers that saved the state to be loaded.
     """
 
     def __init__(self, handle: Handle, before: int) -> None:
         self._handle, self._before = handle, before
 
     def state_dict(self) -> dict[str, bytes]:
-        """Returns the states to save or load, by rank, each as the bytes that ``torch.save`` writes."""
+        """Returns the states by key, one key per rank, each as the bytes that ``torch.save`` writes."""
         worker, file = self._handle._worker, BytesIO()
         # Bytes instead of tensors: torch loads only the keys and shapes of the current state, and a new handle does not
         # know all of those that were saved.

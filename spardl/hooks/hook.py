@@ -81,7 +81,7 @@ class _Groups:
 
         Args:
             named: Parameters to average.
-            after: Averager to continue; its method must have no residual.
+            after: Averager whose training it continues; its method must have no residual.
             values: Saved state to load.
         """
         saved = saved_grouping(named, values) if self._watcher and values else None
@@ -105,7 +105,7 @@ class _Groups:
         return following
 
     def load(self, averager: Averager, named: list[Named], values: Mapping[str, Any]) -> Averager:
-        """Loads a state, and returns the averager to use; ``named`` are the parameters of both."""
+        """Loads the state ``values`` of the parameters ``named``; returns the averager to use from now on."""
         same = self._watcher is None and averager.numbers.keys() == {pair.parameter for pair in named}
         if named and not same:
             return self.averager_of(named, averager, values)
@@ -134,9 +134,9 @@ class Hook(GradientHandle):
     Args:
         ddp: Model whose gradients are averaged.
         method: Method that averages them.
-        bucket_mb: Largest size of a group in megabytes (2^20 bytes), if the schedule has such a limit; ``None`` uses
-            25, or DDP's buckets for dense sums. Parameters are never split.
-        timeout: Seconds after which a worker that does not answer counts as lost.
+        bucket_mb: Largest size of a group in megabytes (2^20 bytes), if the schedule has such a limit; ``None`` means
+            25, or DDP's own buckets if sums are dense. Parameters are never split.
+        timeout: Time in seconds after which a worker that does not answer counts as lost.
         scaler: GradScaler that scales the loss, if any.
         schedule: Schedule that determines when gradients are sent, as for :func:`attach`.
         optimizer: Optimizer of the model, as for :func:`attach`.
@@ -222,7 +222,7 @@ class Hook(GradientHandle):
             bucket: Bucket from DDP.
 
         Returns:
-            The bucket's buffer, shape (n,), with the averages. All buckets complete with the last one.
+            A future with the bucket's buffer, shape (n,), which then holds the averages. All futures complete at once.
 
         Raises:
             ConfigError: In the first step, on all workers, if their settings differ.
@@ -329,7 +329,7 @@ class Hook(GradientHandle):
         last._predecessor, self._latest = before, last
 
     def check_detached(self) -> None:
-        """Checks that another hook may replace this one.
+        """Checks that this hook is detached, so that another one may replace it.
 
         Raises:
             ConfigError: If this hook is not detached.
@@ -399,17 +399,17 @@ class Hook(GradientHandle):
 
     @property
     def gradient_norm(self) -> float | None:
-        """2-norm of this worker's last gradient before ``clip_norm``; ``None`` without ``optimizer=`` or a limit."""
+        """2-norm of this worker's last gradient before clipping; ``None`` without ``optimizer=`` or ``clip_norm``."""
         return self._averager.engine.limit.measured if self._averager else None
 
     def detach(self) -> None:
         """Averages densely from now on, like DDP without a hook.
 
-        The next ``attach`` to the model takes over the residuals if its method has residuals. An optimizer whose
-        moments the workers kept continues with an empty state.
+        The next ``attach`` to the model takes over the residuals if its method has residuals. If this handle had
+        ``optimizer=``, the moments are lost: the optimizer continues with an empty state.
 
         Raises:
-            PeerError: If ``schedule="dear"`` waits for a worker that is lost; the handle is detached nevertheless.
+            PeerError: If ``schedule="dear"`` waits for a worker that is lost. The handle is detached nevertheless.
         """
         delayed, self._delayed = self._delayed, None
         try:
@@ -429,14 +429,14 @@ class Hook(GradientHandle):
 
 
 def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
-    """Averages a bucket: the hook to pass to ``DistributedDataParallel.register_comm_hook(state, hook)``.
+    """Averages a bucket; pass this function to ``DistributedDataParallel.register_comm_hook(state, hook)``.
 
     Args:
         state: State of the model's hook, a :class:`Hook`.
         bucket: Bucket from DDP.
 
     Returns:
-        The bucket's buffer, shape (n,), with the averages.
+        A future with the bucket's buffer, shape (n,), which then holds the averages.
     """
     return state.average(bucket)
 
@@ -461,8 +461,8 @@ def attach(
     Args:
         ddp: Model whose gradients are averaged.
         method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
-        bucket_mb: Largest size of a group of gradients in megabytes (2^20 bytes); ``None`` uses 25, or DDP's buckets
-            for dense sums.
+        bucket_mb: Largest size of a group of gradients in megabytes (2^20 bytes); ``None`` means 25, or DDP's own
+            buckets if sums are dense.
         timeout: Seconds after which a worker that does not answer counts as lost.
         scaler: ``GradScaler`` that scales the loss, if any. Residuals follow its scale, and all workers skip a step in
             which a gradient of any worker overflows.

@@ -1,4 +1,4 @@
-"""Checks of ``optimizer.step()`` calls: averages that no step applies, and steps that apply anything else.
+"""Checks that each average is applied by exactly one ``optimizer.step()``, and that no step applies anything else.
 
 A handle with ``optimizer=`` keeps the optimizer's moments itself, so a lost or doubled update would corrupt residuals
 and moments without notice. Without ``optimizer=``, it warns of mistakes that version counters of weights reveal.
@@ -50,7 +50,7 @@ def discarded_parameters(
     Args:
         parameters: Argument of ``discard``; ``None`` for all.
         averaged: Parameters that the handle averages.
-        whole: Whether an optimizer step always applies the averages of all parameters.
+        whole: Whether an optimizer step always applies the averages of all parameters, so that none can be left out.
 
     Raises:
         ConfigError: If the handle does not average one of the parameters, or only some are given with ``whole``.
@@ -86,7 +86,7 @@ class GradientMarks:
         self._version_steps: int | None = None
 
     def set(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Records the current gradients of the parameters; keeps the records of other parameters."""
+        """Records which tensor each parameter's gradient is, and its version; keeps the records of other parameters."""
         for each in parameters:
             self._marks.pop(each, None)
             if each.grad is not None:
@@ -101,11 +101,15 @@ class GradientMarks:
         return parameter in self._marks
 
     def pop(self, parameter: nn.Parameter) -> bool | None:
-        """Deletes a parameter's record; returns whether its gradient is unchanged, or ``None`` without a record."""
+        """Deletes the record of a parameter.
+
+        Returns:
+            Whether the gradient is unchanged since it was recorded; ``None`` if the parameter had no record.
+        """
         return self._same(parameter, self._marks.pop(parameter)) if parameter in self._marks else None
 
     def changed(self, parameters: Sequence[nn.Parameter], *, scaled: bool = False) -> list[nn.Parameter]:
-        """Returns the parameters whose gradients have changed since they were recorded and are not zero.
+        """Returns the parameters whose gradients have changed since they were recorded and are not zero now.
 
         Args:
             parameters: Parameters to check; those without a record are skipped.
@@ -128,9 +132,9 @@ class GradientMarks:
 
 
 def after_backward(call: Callable[[], None]) -> Callable[[], None]:
-    """Returns a function that schedules ``call`` for the end of the current backward pass, after DDP's own callback.
+    """Returns a function to call in DDP's communication hook: it schedules ``call`` for the end of the backward pass.
 
-    DDP copies averages into gradients at the end of the pass. The returned function is for its communication hook.
+    At the end of the pass, DDP copies the averages into the gradients; ``call`` runs after that.
 
     Args:
         call: Function to call at the end; ``torch.compile`` must not trace it.
@@ -148,12 +152,12 @@ def after_backward(call: Callable[[], None]) -> Callable[[], None]:
 
 
 class StepGuard:
-    """Detects averaged updates that no ``optimizer.step()`` has applied, and gradients that were added to them.
+    """Detects averages that no ``optimizer.step()`` has applied, and averages to which gradients were added.
 
     Args:
         named: Trained parameters whose gradients are averaged.
         optimizers: Optimizers whose steps apply the averages, each to its own parameters.
-        in_place: Whether a backward pass leaves averages in ``.grad``, rather than each worker's own gradients.
+        in_place: Whether ``.grad`` holds averages after a backward pass; otherwise it holds the worker's own gradients.
     """
 
     def __init__(self, named: Sequence[Named], optimizers: Sequence[torch.optim.Optimizer], *, in_place: bool) -> None:
@@ -210,27 +214,29 @@ class StepGuard:
         return True
 
     def stale(self, parameters: Iterable[Tensor]) -> bool:
-        """Returns whether a pass adds to gradients that the last step already applied, so that no step can use them.
+        """Returns whether a pass adds to gradients that the last step has already applied and that were not cleared.
+
+        No step can use such sums.
 
         Args:
-            parameters: Parameters whose gradients come first in this pass, of any shape.
+            parameters: Parameters whose gradients this pass computes first, of any shape.
         """
         return bool(self._stale) and any(each in self._stale and _has_gradient(each) for each in parameters)
 
     def check_stale(self) -> None:
-        """Checks a backward pass that added to gradients that the last step already applied.
+        """Checks a backward pass that added to gradients which the last step had already applied.
 
         Raises:
-            ConfigError: If other gradients were cleared before the pass.
+            ConfigError: If some gradients were cleared before the pass and others were not.
         """
         if self._stale and self._cleared:
             self._raise_mixed(min(self._stale.values()))
 
     def averaged(self) -> None:
-        """Records that there are averages for the optimizer to apply.
+        """Records that new averages are ready for the optimizer to apply.
 
         Raises:
-            ConfigError: If earlier averages were added to them.
+            ConfigError: If gradients were added to earlier averages that had not been cleared.
         """
         if self._mixed:
             self._raise_mixed(min(self._mixed.values()))
@@ -291,7 +297,7 @@ class StepGuard:
         self._applying = None
 
     def before_gradient(self, named: Named, *_: object) -> None:
-        """Runs before a backward pass adds to the gradient of a parameter."""
+        """Records the state of a parameter's gradient; must run before a backward pass adds to this gradient."""
         name, parameter = named
         before, first = parameter.grad, parameter not in self._passed
         self._passed.add(parameter)
@@ -327,9 +333,10 @@ class StepGuard:
 
 
 class PassWatch:
-    """Checks the backward passes of a handle without ``optimizer=``, and warns of lost or unaveraged gradients.
+    """Checks the backward passes of a handle without ``optimizer=``; warns of gradients that are lost or not averaged.
 
-    The optimizer is unknown. Updates are recognized by the version counters of weights, which in-place updates change.
+    Such a handle does not know the optimizer. An update is recognized by the version counter of a weight, which changes
+    when the weight is updated in place.
 
     Args:
         named: Trained parameters whose gradients are averaged.
@@ -357,7 +364,7 @@ class PassWatch:
         self._passed = {}
 
     def forget(self) -> None:
-        """Ignores the gradients of the last pass."""
+        """Forgets all recorded backward passes, so that no later warning refers to them."""
         self._passed, self._averaged = {}, {}
 
     def _before_gradient(self, named: Named, *_: object) -> None:
@@ -398,7 +405,7 @@ class PassWatch:
 
 
 def check_no_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Checks that there is nothing to apply, for a step without new averages.
+    """Checks that no parameter has a gradient, for an optimizer step without new averages, which must change nothing.
 
     Args:
         parameters: Parameters of the optimizer.
@@ -415,7 +422,7 @@ def check_no_gradients(parameters: Iterable[nn.Parameter]) -> None:
 
 
 def warn_clipped(clip_norm: float) -> None:
-    """Warns that the loop clips gradients that the handle has already clipped to ``clip_norm``, their largest norm."""
+    """Warns that the loop clips gradients although the handle already clips them to the norm ``clip_norm``."""
     warnings.warn(
         "spardl: clip_grad_norm_() between backward() and step() has no effect, because this handle already clips to "
         f"clip_norm={clip_norm}; delete it from the loop (with another limit, it raises an error as soon as it changes "
@@ -447,7 +454,7 @@ def _version_steps_of_unscale(device: torch.device) -> int:
 
 
 class OptimizerSteps:
-    """Connects a handle with its optimizers: steps only apply averages, and missing or discarded ones are detected.
+    """Connects a handle with its optimizers: steps only apply averages, and averages without a step are detected.
 
     Args:
         method: Method of the handle.
@@ -457,7 +464,7 @@ class OptimizerSteps:
             reference to the handle, which owns this object.
         delayed: Whether updates are applied after ``step()`` has returned. ``.grad`` then holds each worker's own
             gradient.
-        clip_norm: Largest 2-norm of each worker's own gradient, enforced by the handle.
+        clip_norm: Largest 2-norm of each worker's own gradient, to which the handle clips; ``None`` for no limit.
     """
 
     def __init__(
@@ -489,10 +496,10 @@ class OptimizerSteps:
     # --- backward passes
 
     def take_over(self, averager: Averager) -> None:
-        """Moves the optimizer's state, if any, to the moments of ``averager``; called before a step's first gradient.
+        """Moves the optimizer's moments, if any, to ``averager``; call this before the first gradient of a step.
 
-        If a state of the handle was loaded since the last step and contains steps, it takes precedence: older versions
-        left the moments of a training before ``attach`` in the optimizer's checkpoint.
+        If a state of the handle was loaded since the last step, and it was saved after at least one step, its moments
+        are kept instead: in checkpoints of older versions, those of the optimizer may date from before ``attach``.
         """
         if self._plain:
             gradient, carried = averager.gradient, averager.engine.gradient_state
@@ -501,10 +508,10 @@ class OptimizerSteps:
         self._state_replaced = False
 
     def ignores(self, parameters: Iterable[Tensor]) -> bool:
-        """Returns whether a backward pass must be ignored because no step can use its gradients.
+        """Returns whether to ignore a backward pass because it adds to gradients that the last step already applied.
 
         Args:
-            parameters: Parameters whose gradients come first in the pass, of any shape.
+            parameters: Parameters whose gradients the pass computes first, of any shape.
         """
         return self._guard is not None and self._guard.stale(parameters)
 
@@ -527,18 +534,18 @@ class OptimizerSteps:
         self.take_over(averager)
 
     def before_gradient(self, named: Named) -> None:
-        """Must be called before a backward pass adds to a sharded gradient, which autograd does not do itself."""
+        """Must be called before a backward pass adds to a sharded gradient, because autograd does not report that."""
         if self._guard:
             self._guard.before_gradient(named)
 
     def averaged(self, discarded: Collection[nn.Parameter] = ()) -> None:
-        """Records that there are averages for the optimizer to apply.
+        """Records that new averages are ready for the optimizer to apply.
 
         Args:
             discarded: Parameters whose averages the loop discards.
 
         Raises:
-            ConfigError: If earlier averages were added to them.
+            ConfigError: If gradients were added to earlier averages that had not been cleared.
         """
         if self._guard:
             self._guard.averaged()
@@ -546,14 +553,14 @@ class OptimizerSteps:
             self._watch.averaged(discarded)
 
     def mark(self) -> None:
-        """Records the gradients at the end of a backward pass; the optimizer must apply them unchanged."""
+        """Records the gradients at the end of a backward pass; the next step checks that they are unchanged."""
         if self._plain and not self._delayed:
             self._marks.set(self._trained)
             self._norm = None
 
     @property
     def updates(self) -> bool:
-        """Whether ``optimizer.step()`` only applies averages, of all parameters."""
+        """Whether ``optimizer.step()`` applies nothing but averages, and applies those of all parameters."""
         return bool(self._plain) or self._delayed
 
     # --- steps
@@ -618,7 +625,7 @@ class OptimizerSteps:
             self._watch.forget()
 
     def handle_dropped(self) -> None:
-        """Removes all hooks after the handle was garbage-collected, unless delayed updates are pending."""
+        """Removes all hooks after the handle was garbage-collected, unless delayed updates (``dear``) need them."""
         if not self._delayed:
             self.close()
 

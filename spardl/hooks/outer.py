@@ -1,6 +1,6 @@
 """Local training with outer steps: workers train independently, and periodically average their progress.
 
-Sources are those of :class:`OuterSteps`, which does the same in the trainer, with real and simulated workers.
+The trainer does the same with :class:`OuterSteps`, which also works with simulated workers and names the sources.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ class LayerRange(NamedTuple):
 
     Attributes:
         named: Parameters and their names, in the order in which the model uses them.
-        places: Positions of these parameters among all parameters in reverse order, the order of the backward pass.
+        places: Positions of these parameters in the list of all parameters in reverse order (that of the backward
+            pass).
     """
 
     named: Sequence[Named]
@@ -82,16 +83,16 @@ def _layers(named: Sequence[Named]) -> Iterator[Layer]:
 
 
 def check_same_fragment(worker: Worker, number: int, count: int, device: torch.device) -> Program[None]:
-    """Checks that all workers are about to send the same fragment; this generator is the program of one worker.
+    """Program (sequence of messages) of one worker: checks that all workers are about to send the same fragment.
 
     Args:
-        worker: Worker whose program this is.
+        worker: Worker that runs the program.
         number: Number of the fragment.
         count: Number of fragments.
         device: Device of the messages.
 
     Raises:
-        ConfigError: On all workers, if they are not.
+        ConfigError: On all workers, if they are about to send different fragments.
     """
     ones = [1] * worker.size
     item = torch.tensor([number], device=device)
@@ -117,7 +118,7 @@ class Fragment:
         given: Further settings that must be equal on all workers, by name.
 
     Attributes:
-        places: Positions of its parameters among all parameters.
+        places: Positions of its parameters among all parameters in reverse order, as in ``LayerRange``.
         averager: Averager of the differences of its weights.
 
     Raises:
@@ -133,7 +134,7 @@ class Fragment:
         self.averager = Averager(method, schedule, Training(None, gradient, None), cluster, given)
 
     def send(self, differences: Iterable[Tensor]) -> None:
-        """Sends weight differences without waiting.
+        """Starts to average weight differences, and returns without waiting for the averages.
 
         Args:
             differences: Weight difference of each parameter, of its shape, in the order of ``places``.
@@ -166,9 +167,9 @@ class _NotAnOptimizer:
 
     @property
     def param_groups(self) -> NoReturn:
-        """Not available, because an ``Outer`` is not an optimizer: a ``GradScaler`` must step the optimizer itself.
+        """Raises an error: an ``Outer`` is not an optimizer, so pass the local optimizer to a ``GradScaler``.
 
-        A scaler skips steps that overflow on this worker, whereas all workers must count the same steps.
+        A scaler skips a step if gradients overflow on this worker, whereas all workers must count the same steps.
 
         Raises:
             ConfigError: always.
@@ -180,7 +181,7 @@ class _NotAnOptimizer:
 
 
 class Anchors:
-    """The global weights, equal on all workers, and the outer SGD that updates them.
+    """The global weights (anchors), equal on all workers, and the outer SGD that updates them.
 
     Args:
         outer: Settings of the outer SGD.
@@ -188,9 +189,9 @@ class Anchors:
         parameters: Trained parameters of this worker, in the order of the backward pass.
 
     Attributes:
-        weights: Global weights of each parameter, of its shape.
+        weights: One tensor of global weights per parameter, of its shape.
         optimizer: Outer SGD, which updates ``weights``.
-        momentum: Momentum factor of the outer SGD; the final value if it rises.
+        momentum: Momentum factor of the outer SGD; if it rises during training, its final value.
         rises: Whether the momentum factor rises with the number of exchanges.
     """
 
@@ -220,7 +221,7 @@ class Anchors:
             anchor.grad = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the weights, the momentum of the outer SGD, and the numbers of exchanges."""
+        """Returns the global weights, the momentum of the outer SGD, and the number of exchanges of each fragment."""
         return {
             "exchanges": list(self._exchanges),
             "anchors": [anchor.detach().clone() for anchor in self.weights],
@@ -228,7 +229,7 @@ class Anchors:
         }
 
     def load_state_dict(self, values: Mapping[str, Any]) -> None:
-        """Restores ``values`` from ``state_dict``; the outer learning rate and momentum keep their settings."""
+        """Restores ``values`` from ``state_dict``, but not the learning rate and momentum factor of the outer SGD."""
         # States without this count were saved when momentum was constant.
         self._exchanges = list(values.get("exchanges", [_MOMENTUM_HALF_LIFE * 100] * len(self._exchanges)))
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": clone_data(values["rule"])})
@@ -248,10 +249,10 @@ class Outer(_NotAnOptimizer, Handle):
             loss_function(model(inputs), targets).backward()
             outer.step()
 
-    Do not wrap the model in DDP, except within a node with ``group`` between nodes. Trained parameters are copied from
-    rank 0 of the group now, so load a checkpoint before. They are equal on all workers after each exchange; buffers and
-    optimizer states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the model are sent in turn while
-    local steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step. With a ``GradScaler``, call
+    Do not wrap the model in DDP, except within a node with ``group`` between nodes. The constructor copies the weights
+    of rank 0 to all workers, so load a checkpoint before. Weights are equal after each exchange; buffers and optimizer
+    states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the model are sent in turn while local
+    steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step. With a ``GradScaler``, call
     ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``. Statistics count exchanges as steps.
 
     Args:
@@ -259,14 +260,14 @@ class Outer(_NotAnOptimizer, Handle):
         optimizer: Optimizer of these parameters, or several (``[muon, adamw]``), which each worker steps locally.
         method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
         every: Number of steps from one exchange to the next.
-        lr: Learning rate (a factor) of the outer SGD; 1 without momentum averages weights (local SGD); ``None``: 0.7,
-            or 1.5 if ``momentum=None`` resolves to 0 and exchanges are neither delayed nor mixed.
-        momentum: Nesterov momentum factor of the outer SGD; ``None``: 0 for methods with a residual, otherwise rising
-            from 0.5 to 0.9 over 49 exchanges. DiLoCo's ``lr=0.7, momentum=0.9`` needs more than a few dozen exchanges.
+        lr: Learning rate (a factor) of the outer SGD; 1 without momentum averages weights (local SGD). ``None`` means
+            0.7, or 1.5 if ``momentum=None`` resolves to 0 and exchanges are neither delayed nor mixed.
+        momentum: Nesterov momentum factor of the outer SGD; ``None`` means 0 for methods with a residual, otherwise 0.5
+            rising to 0.9 in 49 exchanges. DiLoCo's ``lr=0.7, momentum=0.9`` needs more than a few dozen exchanges.
         fragments: Number of ranges of layers, of nearly equal size, that are exchanged in turn, each once in ``every``
             steps.
-        delay: Number of local steps during which a fragment is sent; with 0, workers wait for it.
-        mixing: Share of the averaged weights in the mean of averaged and local weights that a worker continues with.
+        delay: Number of local steps during which a fragment is sent; with 0, workers wait for its averages.
+        mixing: Share of the averaged weights in the mean of averaged and own weights with which a worker continues.
         group: Process group; ``None`` for the default group.
         bucket_mb: Largest size, in megabytes (2^20 bytes), of weight differences that are averaged together.
         timeout: Seconds after which a worker that does not answer counts as lost.
@@ -385,9 +386,9 @@ class Outer(_NotAnOptimizer, Handle):
         """Runs a step of the local optimizer, and exchanges fragments that are due.
 
         Raises:
-            ConfigError: On all workers, in the first exchange, if their settings differ, or later, if they send
-                different fragments; if weights were changed before the first step, a parameter was frozen or unfrozen,
-                or this object is closed.
+            ConfigError: On all workers, if their settings differ in the first exchange or if they send different
+                fragments later. On this worker, if weights were changed before the first step, if a parameter was
+                frozen or unfrozen, or if this object is closed.
             PeerError: If another worker is lost or does not answer in time.
         """
         self._check_open()
@@ -414,9 +415,9 @@ class Outer(_NotAnOptimizer, Handle):
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Averages the weight changes of all workers since the last exchange, and makes the weights equal.
+        """Averages the weight changes since the last exchange now; then all workers have equal trained parameters.
 
-        Also waits for fragments in flight.
+        Also waits for fragments that are being sent.
 
         Raises:
             ConfigError: If ``step`` would raise it.
@@ -466,7 +467,7 @@ class Outer(_NotAnOptimizer, Handle):
     def state_dict(self) -> dict[str, Any]:
         """Returns the state of this worker, including its weights; each rank saves its own.
 
-        Waits for fragments in flight; their averages are still applied after the same step as without this call.
+        Waits for fragments that are being sent; their averages are applied after the same step as without this call.
 
         Raises:
             PeerError: If another worker is lost or does not answer in time.
@@ -498,7 +499,7 @@ class Outer(_NotAnOptimizer, Handle):
         Raises:
             ConfigError: If the state belongs to another rank, world size, method, model, ``fragments`` or
                 ``bucket_mb``, or is incomplete; nothing is changed then.
-            PeerError: If a fragment is in flight and another worker is lost.
+            PeerError: If a fragment is being sent and another worker is lost.
         """
         own = _check_own(values, [parameter.shape for parameter in self._parameters], self._fragments)
         states = [{name: value for name, value in values.items() if name != "outer"}, *own["fragments"]]

@@ -52,14 +52,15 @@ class Synchronizer(GradientHandle):
             split.
         timeout: Seconds after which a worker that does not answer counts as lost.
         scaler: ``GradScaler`` that scales the loss, if any.
-        find_unused: Whether workers determine in every step which parameters no worker used. Otherwise they stop after
-            the first step in which all workers used all parameters; a parameter unused later gets a zero gradient.
+        find_unused: Whether workers determine in every step which parameters no worker used; their gradients stay
+            ``None``. If false, workers stop doing so after the first step in which all workers used all parameters, and
+            a parameter that is unused later gets a gradient of zeros.
         schedule: When groups of gradients are sent: ``"wfbp"`` (groups of ``bucket_mb``), ``"mg_wfbp"`` or
             ``"layer_fusion"`` (groups chosen by measuring the first steps), or an object such as
             ``spardl.schedules.Wfbp(bucket_mb=50)``.
         optimizer: Optimizer of these parameters, or several, as for :func:`attach`. Most sparse methods then average
             updates instead of gradients (``recipe="recommended"``), and ``step()`` only applies averages.
-        clip_norm: Largest 2-norm of each worker's own gradient if updates are averaged.
+        clip_norm: If updates are averaged, largest 2-norm of each worker's own gradient.
         **options: Options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Raises:
@@ -144,7 +145,7 @@ class Synchronizer(GradientHandle):
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Context manager for all backward passes but the last of a step: they only accumulate into ``.grad``."""
+        """Context manager for gradient accumulation: backward passes inside only add to ``.grad`` and send nothing."""
         before, self._sends = self._sends, False
         try:
             yield
@@ -249,7 +250,7 @@ def trained_and_frozen(
 
 
 def check_still_frozen(named: Iterable[Named]) -> None:
-    """Checks that parameters that were frozen when a handle was created still are.
+    """Checks that parameters that were frozen when a handle was created are still frozen.
 
     Raises:
         ConfigError: If one of them requires a gradient.
@@ -263,7 +264,7 @@ def check_still_frozen(named: Iterable[Named]) -> None:
 
 
 def check_still_trained(named: Iterable[Named]) -> None:
-    """Checks that parameters that were trained when a handle was created still are.
+    """Checks that parameters that were trained when a handle was created still require gradients.
 
     Raises:
         ConfigError: If one of them is frozen.

@@ -1,8 +1,9 @@
 """Exact bfloat16 weights for other processes, such as rollout workers: :class:`WeightSync`.
 
 At the learning rates of fine-tuning, most steps change a weight by less than half a unit in the last place of its
-bfloat16 value, so few bfloat16 values change between two calls. The source sends only those, with the index code of
-sparse gradients. Values replace the old ones and are never added, so rounding errors cannot accumulate.
+bfloat16 value, so few bfloat16 values change between two calls. The source sends only the changed values, with their
+indices encoded as in sparse gradients. They replace the old values and are never added, so rounding errors cannot
+accumulate.
 
 Source: PULSESync in Miahi and Belilovsky, Understanding and Exploiting Weight Update Sparsity for
 Communication-Efficient Distributed RL, 2026 (arXiv 2602.03839). The index code, the checksum and the broadcast here
@@ -38,11 +39,12 @@ class Synced(NamedTuple):
 
     Attributes:
         changed: number of weights sent: those whose bfloat16 value has changed, or all of them.
-        patch_bytes: bytes of their indices and values in one message; each receiver receives them once.
+        patch_bytes: bytes of the message with the values of these weights and, unless all are sent, their indices. Each
+            receiver receives it once.
         dense_bytes: bytes of all weights in bfloat16.
         bytes_sent: payload bytes that this rank sent, including copies for several receivers, headers and checks.
         bytes_received: payload bytes that this rank received, including headers and checks.
-        stale: ranks that did not hold the weights of the last call, so that all weights were sent again.
+        stale: ranks that no longer held the weights of the last call; if there are any, all weights were sent again.
     """
 
     changed: int
@@ -54,7 +56,7 @@ class Synced(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Bytes of the patch as a share of those of all weights; 0 if all weights are empty."""
+        """Ratio of ``patch_bytes`` to ``dense_bytes``; 0 if there are no bytes to send."""
         return self.patch_bytes / self.dense_bytes if self.dense_bytes else 0.0
 
 
@@ -62,14 +64,16 @@ class WeightSync:
     """Copies the weights of one rank to all ranks of a group in bfloat16, bit by bit, as small patches.
 
     Create one on every rank, and call :meth:`sync` on all of them whenever the receivers need new weights. The first
-    call sends all weights, later calls send those whose bfloat16 value has changed since, or all where that takes fewer
-    bytes. Each call compares a checksum of the weights of every receiver with that of the source. If they differ, for
-    example because a receiver has loaded a checkpoint in between, all weights are sent again, with a warning.
+    call sends all weights. Later calls send the weights whose bfloat16 value has changed since the last call, or all
+    weights if that takes fewer bytes. Each call compares a checksum of the weights of every receiver with that of the
+    source. If they differ, for example because a receiver has loaded a checkpoint in between, all weights are sent
+    again, with a warning.
 
     Args:
         parameters: ``model.named_parameters()`` or ``model.parameters()``, or other named tensors, in the same order
-            and with the same names and shapes on all ranks. Those of the source are float32 or bfloat16, those of the
-            receivers bfloat16, which are overwritten. Tensors of other dtypes, such as counters, are refused.
+            and with the same names and shapes on all ranks. They must be float32 or bfloat16 on the source, and
+            bfloat16 on the receivers, where they are overwritten. Tensors of other dtypes, such as counters, are
+            refused.
         source: rank in the group whose weights are sent.
         group: process group of the source and the receivers; ``None`` for the default group. Its timeout limits every
             wait.
@@ -114,7 +118,7 @@ class WeightSync:
         All ranks must call this at the same time.
 
         Returns:
-            Numbers of weights and bytes sent.
+            The numbers of weights and bytes that were sent, as :class:`Synced`.
 
         Raises:
             ConfigError: on all ranks, if names or shapes differ in the first call, or a receiver does not hold the
@@ -183,8 +187,8 @@ class Receiver:
         tensors: bfloat16 tensors of any shapes.
 
     Attributes:
-        tensors: these tensors, of any shapes.
-        count: number of all entries.
+        tensors: the tensors passed to the constructor, of any shapes.
+        count: total number of entries of the tensors.
         device: device of the tensors.
     """
 
@@ -194,12 +198,12 @@ class Receiver:
         self.device = tensors[0].device
 
     def parts(self) -> Iterator[Tensor]:
-        """Bits of each tensor's weights as the receivers should hold them, as int16, shape (m,)."""
+        """Yields the bits of each tensor's weights that the receivers should hold, as int16, shape (m,)."""
         for tensor in self.tensors:
             yield _bits(tensor)
 
     def checksum(self) -> int:
-        """Checksum of all bits, which differs for certain if a single weight differs."""
+        """Returns a checksum (64-bit integer) of all bits; a change of exactly one weight always changes it."""
         return _checksum(self.parts(), self.device)
 
     def write(self, number: int, bits: Tensor, places: Tensor | None = None) -> None:
@@ -220,7 +224,7 @@ class Receiver:
             tensor.copy_(flat.view(tensor.shape))
 
     def apply(self, vector: SparseVector) -> None:
-        """Overwrites the weights at the indices of ``vector`` with its values, bits as int16."""
+        """Overwrites some weights: those at the indices of ``vector``, with its values, which are bits as int16."""
         starts = torch.tensor([0, *(tensor.numel() for tensor in self.tensors)], device=self.device).cumsum(0)
         cuts = torch.searchsorted(vector.indices, starts).tolist()
         for number, (begin, end) in enumerate(pairwise(cuts)):
@@ -229,7 +233,7 @@ class Receiver:
 
 
 class Patch(Receiver):
-    """Weights of the source, and those of their bits that the receivers lack.
+    """Weights of the source, and a copy of the bits that the receivers hold, to find the weights that have changed.
 
     Args:
         tensors: float32 or bfloat16 tensors of any shapes.
@@ -242,15 +246,15 @@ class Patch(Receiver):
         self.confirmed = False
 
     def parts(self) -> Iterator[Tensor]:
-        """Bits of each tensor's weights at the last ``take``, as int16, shape (m,)."""
+        """Yields the bits that each tensor's weights had in the last ``take``, as int16, shape (m,)."""
         yield from self._held.split([tensor.numel() for tensor in self.tensors])
 
     def take(self) -> SparseVector | None:
-        """Takes over the current weights.
+        """Records the current weights, and returns those that have changed since the last call.
 
         Returns:
-            The bits that have changed, as int16, by their positions among all entries; ``None`` if they are best sent
-            with all others.
+            The new bits of the changed weights as int16, indexed by position in all tensors together; ``None`` if it is
+            cheaper, or necessary, to send all weights.
         """
         dense = not self.confirmed or message_bytes(self._slot(self._count_changed()), torch.int16) >= 2 * self.count
         self.confirmed = False
@@ -311,15 +315,16 @@ def _checksum(parts: Iterable[Tensor], device: torch.device) -> int:
 
 
 def synchronize(worker: Worker, source: int, target: Target) -> Program[Synced]:
-    """Copies the weights of the source to all workers: the program of one worker.
+    """Program of one worker (its sequence of messages) that copies the weights of the source to all workers.
 
     Args:
         worker: worker that runs the program.
         source: rank of the source.
-        target: weights of this worker, a ``Patch`` on the source.
+        target: weights of this worker: a ``Patch`` on the source, a ``Receiver`` elsewhere.
 
     Returns:
-        Numbers of weights and bytes sent; ``bytes_sent`` and ``bytes_received`` are 0, the ledger has them.
+        The numbers of weights and bytes sent. ``bytes_sent`` and ``bytes_received`` are 0, because the worker's ledger
+        counts them.
 
     Raises:
         ConfigError: on all workers, if one of them does not hold the weights that it has just received.
@@ -391,14 +396,14 @@ def _find_stale(worker: Worker, target: Target, checksum: int) -> Program[list[i
 
 
 def broadcast(worker: Worker, source: int, item: Tensor | None, incoming: Receive, words: int) -> Program[Tensor]:
-    """Sends a tensor to all workers along a binomial tree, in ceil(log2 P) rounds: the program of one worker.
+    """Program of one worker that sends a tensor from the source to all workers in ceil(log2 P) rounds (binomial tree).
 
     Args:
         worker: worker that runs the program.
         source: rank whose tensor is sent.
         item: the tensor, shape (m,), on the source; ``None`` elsewhere.
         incoming: size and dtype of the tensor.
-        words: length of the tensor in words.
+        words: number of words that the tensor counts as in the statistics.
 
     Returns:
         The tensor, shape (m,).

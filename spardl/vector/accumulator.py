@@ -1,8 +1,9 @@
 """The dense vector that one synchronization works on, with a log that can undo its changes.
 
-A sparse all-reduce adds received entries to a worker's vector and removes the entries that it sends. Global residual
-collection (Zhao et al. 2024) then needs the *original* value of each index that is not in the final result. Instead of
-a copy of the vector, the accumulator logs the old values of modified entries: O(k) memory instead of O(n).
+A sparse all-reduce adds received entries to a worker's vector and removes (*takes*) the entries that it sends. Global
+residual collection (Zhao et al. 2024) then needs the *original* value of each index that is not in the final result.
+Instead of copying the vector, the accumulator logs the old values of modified entries, which takes O(k) instead of O(n)
+memory. An entry that was taken is *settled* if it has reached the result and therefore leaves the residual.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ class Accumulator:
 
     Args:
         values: Vector of shape (n,), gradient plus residual; modified in place.
-        candidates: Positions listed when the gradient was added, among which the largest entries are searched.
-        wire: Number format of values in messages. Rounding errors remain in the vector.
+        candidates: Finds the largest entries among those that it listed when the gradient was added.
+        wire: Number format of values in messages. The errors of rounding to it remain in the vector.
         bound: Upper bound of the magnitudes in the vector; update it after writing larger entries to ``values``.
         sum_buffer: Buffer for a dense sum, of the vector's shape and dtype; ``None`` to allocate one when needed.
-        step: Granularity of index widths in messages: the low part of an index takes a multiple of this many bits.
+        step: The number of low bits per index in messages is a multiple of this number (see ``Slot``).
 
     Attributes:
         form: Format of messages that hold entries of the vector.
-        overflowed: Whether a sum with received entries was clipped, as far as known without waiting for a GPU.
-        finite: Bool tensors of shape () on a GPU, one per addition: whether its sums were finite.
+        overflowed: Whether a sum with received entries overflowed and was clipped; see ``finite`` for a GPU.
+        finite: On a GPU, one bool tensor of shape () per call of ``add``: whether its sums were finite.
     """
 
     def __init__(
@@ -76,7 +77,7 @@ class Accumulator:
 
         Args:
             parts: Disjoint ranges, each with its k.
-            spare: About the number of candidates per selected entry in the next step, at least 1.
+            spare: Factor, at least 1; the next step lists about ``spare`` times k candidates.
 
         Returns:
             int64 positions of shape (sum of k,): range by range, increasing within each.
@@ -100,11 +101,11 @@ class Accumulator:
         """Selects entries of adjacent ranges, and removes them from the vector.
 
         Args:
-            parts: Ranges; each starts where the previous one ends, or at 0 after the end of the vector.
-            select: Function that returns the positions of the entries to take.
+            parts: Ranges, each of which starts where the previous one ends, or at 0 if that is the end of the vector.
+            select: Function of this object and the ranges that returns the positions of the entries to take.
 
         Returns:
-            The selected entries as one sparse vector over all ranges.
+            The selected entries as one sparse vector, whose length is that of all ranges together.
         """
         ranges = Ranges.of(parts)
         positions, start, length = select(self, ranges), ranges.start, ranges.length
@@ -161,7 +162,7 @@ class Accumulator:
             holders: Number of workers that round the same sum and share its errors.
 
         Returns:
-            The sum as receivers decode it.
+            The rounded sum, which receivers decode exactly.
         """
         if not self.wire.rounds(block.values.dtype):
             return block
@@ -243,13 +244,13 @@ class Accumulator:
         return positions if increasing(positions) else positions.unique(sorted=True)
 
     def restore(self) -> None:
-        """Restores the original value at every changed position."""
+        """Restores the original value of every changed entry."""
         for where, old in reversed(self._log):
             sparse.put(self.values, where, old)
         self._log.clear()
 
     def restore_others(self, final: Tensor) -> None:
-        """Restores the original values except at the positions of the result, where non-finite entries become zero.
+        """Restores the original values except at the positions of the final result; non-finite entries there become 0.
 
         Args:
             final: int64 indices of the final result, shape (m,), strictly increasing.
@@ -267,7 +268,7 @@ class Accumulator:
         self.bound.include(peak)
 
     def restore_unsettled(self, final: Tensor, *, whole: bool) -> None:
-        """Restores the original values, except those of settled entries, which become zero. Call ``add_errors`` next.
+        """Restores the original values, but sets settled entries to zero. Call ``add_errors`` next.
 
         Args:
             final: int64 indices of the final result, shape (m,), strictly increasing.
@@ -290,10 +291,10 @@ class Accumulator:
         self._log.clear()
 
     def add_errors(self, final: Tensor) -> None:
-        """Adds the rounding errors of sent entries at the given positions to the vector.
+        """Adds the rounding errors of sent entries to the vector, at those positions that are in the final result.
 
         Args:
-            final: int64 positions of shape (m,), strictly increasing.
+            final: int64 positions of the final result, shape (m,), strictly increasing.
         """
         for positions, error in self._errors:
             places = within(positions, final)
@@ -304,10 +305,10 @@ class Accumulator:
                 self.bound.include(largest_magnitude([rest]))
 
     def forget_overflows(self) -> None:
-        """Sets non-finite entries to zero, once per synchronization; the final result already contains the overflow.
+        """Sets non-finite entries to zero; later calls do nothing.
 
-        A program that needs the vector no longer can call it while messages are in flight, or call ``settle`` if it
-        knows that all entries are finite.
+        The final result already contains the overflow. A program can call this while it waits for its last messages, or
+        call ``settle`` instead if it knows that all entries are finite.
         """
         if self._settled:
             return
@@ -321,7 +322,7 @@ class Accumulator:
             self.bound.value = largest_magnitude([self.values])
 
     def settle(self, magnitude: float) -> None:
-        """Declares all entries finite: at most the earlier bound or, if they are new, at most ``magnitude``."""
+        """Declares that all entries are finite: at most the bound or, if written since, at most ``magnitude``."""
         self._settled = True
         # Rounding may have increased magnitudes slightly.
         self.bound.value *= 1 + 4 * torch.finfo(self.values.dtype).eps

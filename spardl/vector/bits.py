@@ -1,7 +1,7 @@
 """Bit packing of small codes, and messages that hold scales and one code per entry.
 
-Codes of b bits are stored in planes: with m bytes, byte i holds codes i, i + m, i + 2m, ..., the first in its lowest
-bits. Memory is accessed in order, so packing takes a few vectorized passes on any device.
+Codes of b bits are stored in planes: if they take m bytes, byte i holds codes i, i + m, i + 2m, ..., with code i in its
+lowest bits. Memory is accessed in order, so packing takes a few vectorized passes on any device.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def unpack_codes(packed: Tensor, bits: int, count: int) -> Tensor:
 
 
 def aligned(message: Tensor, dtype: torch.dtype) -> Tensor:
-    """Reads bytes as numbers.
+    """Returns bytes as numbers of type ``dtype``.
 
     Args:
         message: uint8 tensor of shape (m * itemsize,), or a tensor of type ``dtype``.
@@ -103,7 +103,7 @@ class ScaledCodes(NamedTuple):
         return torch.cat((scales.view(torch.uint8), pack_codes(codes, self.bits)))
 
     def places(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Returns views of a message, to write scales and packed codes into.
+        """Returns two views of a message, for the caller to write the scales and the packed codes to.
 
         Args:
             message: uint8 tensor of shape (m,), with m at least ``size(dtype)``, that owns its memory.
@@ -129,22 +129,22 @@ class ScaledCodes(NamedTuple):
         return scales.clone().view(dtype), unpack_codes(packed, self.bits, self.codes)
 
     def cut(self, message: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Splits a message without reading it.
+        """Splits a message into the bytes of the scales and the packed codes, without decoding them.
 
         Args:
             message: uint8 tensor of shape (size(dtype),).
             dtype: Type of the scales.
 
         Returns:
-            The bytes of the scales, shape (s,), and the packed codes, shape (m - s,), both uint8 and views of the
-            message; see ``aligned``.
+            The bytes of the scales, shape (s,), to be read with ``aligned``, and the packed codes, shape (m - s,). Both
+            are uint8 views of the message.
         """
         border = self.scales * dtype.itemsize
         return message[:border], message[border:]
 
 
 def low_bits(capacity: int, length: int, step: int) -> int:
-    """Returns the number of low bits per index, a multiple of ``step``, that minimizes the size of a message."""
+    """Returns the number of low bits per index, a multiple of ``step``, that gives the shortest message."""
     # Numba compiles this function as well (``spardl.vector.kernels.codec``): keep to plain integers and loops.
     best, least = 0, capacity + length
     for low in range(step, 64, step):

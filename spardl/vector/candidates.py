@@ -1,4 +1,4 @@
-"""Candidates among which the largest entries of a vector are searched, found with thresholds of earlier steps.
+"""Candidates: positions of large entries, among which the k largest entries of a vector are searched.
 
 With error feedback, the smallest magnitude sent changes slowly. A worker stores it for each range, and lists the
 entries near this magnitude in the next step, while it adds the gradient. The k largest entries are then found among
@@ -41,9 +41,9 @@ class Reuse:
         lower_factor: Factor that the threshold is divided by to lower it.
         high: Multiple of k; a selection of more entries raises the threshold.
         raise_factor: Factor that the threshold is multiplied by to raise it.
-        reevaluate_beyond: Multiple of k; if more entries than this, or fewer than k divided by it, are selected, the
-            threshold is recomputed at once (not part of the published method). ``None`` waits for the end of the
-            period, as published.
+        reevaluate_beyond: Factor f; if more than f * k or fewer than k / f entries are selected, the threshold is
+            recomputed at once (not part of the published method). ``None`` waits for the end of the period, as
+            published.
     """
 
     low: float = 0.6667
@@ -68,12 +68,12 @@ class Reuse:
         return threshold * self.raise_factor if count > self.high * k else threshold
 
     def is_astray(self, count: int, k: int) -> bool:
-        """Returns whether a threshold that selects ``count`` instead of ``k`` entries must be recomputed."""
+        """Returns whether to recompute a threshold at once, because it selected ``count`` instead of ``k`` entries."""
         beyond = self.reevaluate_beyond
         return beyond is not None and not k / beyond <= count <= beyond * k
 
     def check_reuse(self, group: str) -> None:
-        """Validates these fields as settings of the configuration group ``group``.
+        """Checks that the values of these fields are valid settings of the configuration group ``group``.
 
         Raises:
             ConfigError: If a value is out of range.
@@ -99,7 +99,7 @@ def check_number(group: str, name: str, value: object, low: float, high: float =
 
 
 def smallest_magnitude(values: Tensor) -> float:
-    """Returns the smallest magnitude in ``values``, shape (m,), limited to finite numbers; 0 without entries."""
+    """Returns the smallest magnitude in ``values``, shape (m,), at most the largest finite number; 0 if m is 0."""
     if not values.numel():
         return 0.0
     return min(float(values.abs().min()), torch.finfo(values.dtype).max)
@@ -118,7 +118,7 @@ _CAPACITY, _EXTRA = 4, 64
 
 
 class Candidates:
-    """Finds the largest entries of one vector; lists candidates when a gradient is added to it."""
+    """Finds the largest entries of one vector among candidates, which are listed while a gradient is added."""
 
     def __init__(self) -> None:
         self._finder: Finder | None = None
@@ -149,25 +149,30 @@ class Candidates:
         self._found.clear()
 
     def check_next(self, values: Tensor, gradient: Tensor) -> Tensor | None:
-        """Makes the next ``add`` depend on a gradient, if the device can do so in the same pass.
+        """Checks a gradient on the GPU, so that the next ``add`` can skip it or clip sums without waiting for the host.
 
         Args:
             values: Vector of shape (n,).
-            gradient: Gradient of shape (n,).
+            gradient: Gradient of shape (n,), which is passed to ``add`` next.
 
         Returns:
-            Bool tensor of shape (2,), on the device: whether the gradient is finite, otherwise nothing will be added;
-            and whether the sums will be finite, otherwise they will be clipped. ``None`` if ``add`` checks nothing.
+            Bool tensor of shape (2,) on the device. The first value is whether the gradient is finite; if not, ``add``
+            will add nothing. The second value becomes false if ``add`` clips a sum that overflows. ``None`` if ``add``
+            will check nothing, as on a CPU.
         """
         return self._of(values).check_next(gradient)
 
     def flag(self, values: Tensor) -> Tensor:
-        """A new condition on the device of ``values``, shape (n,), initially true: bool, shape ()."""
+        """Creates a flag on the device of ``values``, shape (n,), which a kernel sets to false if a sum overflows.
+
+        Returns:
+            Bool tensor of shape (), true.
+        """
         return self._of(values).flag(values.device)
 
     @property
     def marks(self) -> Tensor | None:
-        """Bitmap of the candidates on a GPU, in which changed entries must be marked: int32, shape (m,)."""
+        """Bitmap of the candidates, int32, shape (m,), in which to mark changed entries; ``None`` if not needed."""
         return self._finder.marks if self._finder else None
 
     def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor], spare: float = 1.0) -> Tensor:
@@ -234,7 +239,7 @@ class _Statistics:
 
     @classmethod
     def of(cls, found: Sequence[Chosen], values: Tensor) -> _Statistics:
-        """Collects the statistics of all selections in a vector."""
+        """Collects the statistics of all selections from one vector in one step."""
         parts = np.concatenate([np.empty((0, 3), np.int64), *(chosen.parts for chosen in found)])
         cuts = torch.cat([values.new_empty(0, device="cpu"), *(chosen.cuts for chosen in found)])
         looked = np.concatenate([np.empty(0, np.int64), *(chosen.looked for chosen in found)])
@@ -248,7 +253,7 @@ class _Statistics:
         return cls(parts[order, :2], parts[order, 2], cuts[torch.from_numpy(order)], looked[order], slack)
 
     def adapted(self, after: _Statistics, listed: Integers) -> NDArray[Any]:
-        """Adapts the slack to the outcome of a step.
+        """Returns the slack for the next step, adapted to the outcome of this one.
 
         Args:
             after: Statistics of the selections that used this slack.

@@ -1,4 +1,4 @@
-"""Flat gradients: all gradients of a model in one vector, as views where possible."""
+"""Flat gradients: all gradients of a model in one vector, of which each ``.grad`` is a view where possible."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ __all__ = ["CopiedGradient", "FlatGradient", "Layer", "Storage", "layers_of", "l
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Returns the part of a tensor that this process holds, a view.
+    """Returns the part of a tensor that this process holds, as a view.
 
     Args:
-        tensor: Tensor of any shape; a ``DTensor`` is sharded among processes, any other tensor is whole.
+        tensor: Tensor of any shape; a ``DTensor`` may be sharded among processes.
 
     Returns:
         The shard of a ``DTensor``, with its own shape; any other tensor itself.
@@ -41,7 +41,7 @@ class Layer(NamedTuple):
 
     Attributes:
         name: Path of the module; for a shared parameter, of the first module that owns it.
-        tensors: Index of the first tensor, and index after the last one.
+        tensors: Index of the first tensor, and index after the last one, among all tensors of the model.
         entries: Total number of entries.
     """
 
@@ -53,7 +53,8 @@ class Layer(NamedTuple):
 class Storage:
     """Storage of all gradients of a model in flat vectors, one for each run of parameters of the same dtype and device.
 
-    Of a sharded parameter (``DTensor``), it stores the shard of this process.
+    *Flat order* is the order of the entries in these vectors. Of a sharded parameter (``DTensor``), the shard of this
+    process is stored.
 
     Args:
         named: Names and parameters, in flat order.
@@ -104,12 +105,12 @@ class Storage:
 
     @property
     def runs(self) -> list[tuple[int, int]]:
-        """Layer ranges [start, stop), one for each run of the same dtype and device."""
+        """For each vector, the range [start, stop) of the layers that it holds."""
         starts = [layer.tensors[0] for layer in self.layers]
         return [(starts.index(first), sum(start < stop for start in starts)) for first, stop in self._runs]
 
     def cut(self, vectors: Sequence[Tensor], entries: tuple[int, int]) -> Tensor:
-        """Returns a slice of vectors that are laid out like those of this storage.
+        """Returns a range of entries from vectors that are laid out like those of this storage.
 
         Args:
             vectors: Vectors with the shapes of ``self.vectors``, or empty vectors.
@@ -138,9 +139,9 @@ class Storage:
         """Adds weight decay: a multiple of each weight is added to its gradient.
 
         Args:
-            multiple: Function that returns the weight decay of a parameter, or 0.
-            factor: Factor that the gradients are scaled by; weight decay is scaled equally.
-            tensors: Index of the first tensor, and index after the last one.
+            multiple: Function that returns the weight decay of a parameter; 0 for none.
+            factor: Factor by which the gradients are scaled (loss scale); weight decay is scaled by the same factor.
+            tensors: Index of the first parameter, and index after the last one, to which weight decay is added.
         """
         for number in range(*tensors):
             parameter = self.parameters[number]
@@ -149,7 +150,7 @@ class Storage:
 
     @contextmanager
     def hidden(self, parameters: Iterable[nn.Parameter]) -> Iterator[None]:
-        """Context manager: removes the gradients of ``parameters`` temporarily, so that an optimizer skips them."""
+        """Context manager: inside, ``grad`` of ``parameters`` is ``None``, so that an optimizer skips them."""
         taken = [(parameter, parameter.grad) for parameter in parameters]
         for parameter, _ in taken:
             parameter.grad = None
@@ -162,7 +163,7 @@ class Storage:
 
     @contextmanager
     def exposed(self, numbers: Iterable[int]) -> Iterator[None]:
-        """Context manager: sets ``grad`` of the parameters ``numbers`` temporarily to views of this storage."""
+        """Context manager: inside, ``grad`` of the parameters with these ``numbers`` is a view of this storage."""
         pairs = [(self.parameters[number], self.part(number)) for number in numbers]
         with self.hidden(parameter for parameter, _ in pairs):
             for parameter, part in pairs:
@@ -189,8 +190,8 @@ class CopiedGradient(Storage):
 
         Args:
             ranges: Entry ranges of the buckets, in flat order; together they cover all entries.
-            carried: Lists of vectors (residuals, moments) with the shapes of ``self.vectors``, or empty vectors; split
-                in the same way, with their contents.
+            carried: Lists of vectors (residuals, moments), each with the shapes of ``self.vectors``, or of empty
+                vectors. They are split in the same way and keep their contents.
         """
         # Matrix products are slightly faster on vectors that start at an aligned address.
         for vectors in (self.vectors, *carried):
@@ -209,7 +210,7 @@ class CopiedGradient(Storage):
         return torch.cat(parts) if parts else self.cut(vectors, entries).clone()
 
     def put(self, number: int, gradient: Tensor | None) -> None:
-        """Copies ``gradient`` (of its shape, or ``None`` for zeros) to the storage of parameter ``number``."""
+        """Copies ``gradient`` (of its parameter's shape; ``None``: zeros) to the storage of parameter ``number``."""
         part = self.part(number)
         if gradient is None:
             part.zero_()
@@ -272,7 +273,7 @@ class FlatGradient(Storage):
         return layers_of(self.names, self.parameters)
 
     def has(self, number: int, gradient: Tensor | None) -> bool:
-        """Returns whether ``gradient``, of parameter ``number`` and its shape, is still the view of the vector."""
+        """Returns whether ``gradient``, of the shape of parameter ``number``, is still its view of the vector."""
         return gradient is not None and gradient.data_ptr() == self._places[number]
 
     def zero(self) -> None:
@@ -295,12 +296,12 @@ def layers_of(names: Sequence[str], parameters: Sequence[nn.Parameter]) -> Itera
 
 
 def write(average: Sum, gradient: Tensor, *, clear: bool = True) -> None:
-    """Replaces a slice of a flat gradient by an average.
+    """Overwrites a flat gradient, or a range of one, with an average.
 
     Args:
         average: Sparse average, or dense one of shape (n,).
-        gradient: Slice of shape (n,) to overwrite.
-        clear: Whether ``gradient`` may hold non-zero entries.
+        gradient: Vector of shape (n,) to overwrite.
+        clear: Whether to set the entries that a sparse average lacks to zero; false if they are known to be zero.
     """
     if isinstance(average, SparseVector):
         if clear:

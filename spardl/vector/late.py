@@ -1,7 +1,7 @@
 """Conditions that are computed on a GPU and read by the host later, so that the host does not wait for them.
 
-A condition that holds in nearly every step, such as "all entries are finite", must not stop the host in each of them.
-The device therefore acts on the condition itself, and the host reads it later, for counts and reports.
+The host should not wait in every step for a condition that nearly always holds, such as "all entries are finite". The
+device therefore acts on the condition itself, and the host reads it later, for counts and reports.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class LateConditions:
 
     @property
     def waiting(self) -> int:
-        """Number of steps that have not been read."""
+        """Number of steps whose conditions were sent and have not been read."""
         return len(self._copies)
 
     def send(self, step: int, conditions: Sequence[Tensor]) -> None:
@@ -74,10 +74,11 @@ class LateConditions:
             self._copies.append(_Copy(step, host, event))
 
     def read(self, *, wait: bool) -> Iterator[Conditions]:
-        """Yields the conditions that have arrived, in the order of the steps, each once.
+        """Yields the conditions that have arrived on the host, in the order of the steps, and each step only once.
 
         Args:
-            wait: Whether to wait for conditions that have not arrived yet.
+            wait: Whether to wait for all conditions that were sent; otherwise stops at the first that has not arrived
+                yet.
         """
         while True:
             with self._lock:

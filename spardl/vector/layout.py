@@ -41,7 +41,7 @@ class Ranges(Sequence[Range]):
 
     @classmethod
     def of(cls, parts: Sequence[Range]) -> Ranges:
-        """Converts a sequence of ranges, ``parts``, to columns."""
+        """Converts a sequence of ranges, ``parts``, to a ``Ranges``; returns it unchanged if it already is one."""
         if isinstance(parts, Ranges):
             return parts
         # fromiter: for thousands of ranges, np.array spends more time on checking that each has three numbers.
@@ -65,23 +65,23 @@ class Ranges(Sequence[Range]):
 
     @cached_property
     def start(self) -> int:
-        """Returns the first position of the first range."""
+        """First position of the first range."""
         return int(self.columns[0, 0])
 
     @cached_property
     def length(self) -> int:
-        """Returns the total number of entries in the ranges."""
+        """Total number of entries in the ranges."""
         starts, stops, _ = self.columns
         return int(stops.sum() - starts.sum())
 
     @cached_property
     def wanted(self) -> int:
-        """Returns the total number of entries to send: the sum of all k."""
+        """Total number of entries to send: the sum of all k."""
         return int(self.columns[2].sum())
 
     @cached_property
     def sending(self) -> Ranges:
-        """Returns the ranges with k above 0, with k limited to their length."""
+        """The ranges from which entries are sent (k above 0), with k limited to the length of the range."""
         starts, stops, wanted = self.columns
         sent = np.minimum(wanted, stops - starts)
         if np.array_equal(sent, wanted) and sent.all():
@@ -90,7 +90,7 @@ class Ranges(Sequence[Range]):
 
     @cached_property
     def spans(self) -> list[tuple[int, int]]:
-        """Returns the intervals that the ranges cover; adjacent ranges are merged."""
+        """Intervals (start, stop) that the ranges cover; adjacent ranges are merged."""
         starts, stops, _ = self.columns
         breaks = np.flatnonzero(starts[1:] != stops[:-1])
         firsts, lasts = np.append(0, breaks + 1), np.append(breaks, len(self) - 1)
@@ -103,8 +103,8 @@ class Layout:
 
     Args:
         shapes: Shapes of the tensors, in the order of the vector.
-        cut_from: Number of entries of the whole tensor, for each tensor that is a slice; empty if all tensors are
-            whole.
+        cut_from: For each tensor, the number of entries of the tensor that it was cut from (its own number if it is
+            whole); empty if all tensors are whole.
     """
 
     shapes: tuple[tuple[int, ...], ...]
@@ -125,22 +125,22 @@ class Layout:
 
     @classmethod
     def flat(cls, length: int) -> Layout:
-        """Returns the layout of a vector of ``length`` entries that is one tensor."""
+        """Returns the layout of a vector that consists of a single tensor with ``length`` entries."""
         return cls(((length,),))
 
     @cached_property
     def length(self) -> int:
-        """Returns the number of entries of the whole vector."""
+        """Number of entries of the vector."""
         return sum(map(math.prod, self.shapes))
 
     @cached_property
     def tensors(self) -> list[tuple[int, int]]:
-        """Returns the range of each tensor in the vector."""
+        """Range (start, stop) of each tensor in the vector."""
         return list(pairwise(accumulate(map(math.prod, self.shapes), initial=0)))
 
     @property
     def wholes(self) -> tuple[int, ...]:
-        """Number of entries of the whole tensor that each tensor is a slice of."""
+        """For each tensor, the number of entries of the tensor that it was cut from (its own number if it is whole)."""
         return self.cut_from or tuple(map(math.prod, self.shapes))
 
     def part(self, start: int, stop: int) -> Layout:
@@ -165,7 +165,7 @@ class Layout:
         return Layout(tuple(shapes), tuple(wholes))
 
     def buckets(self, entries: int) -> list[tuple[int, int]]:
-        """Divides the vector into buckets of whole tensors; each is closed once it has at least ``entries`` entries."""
+        """Divides the vector into ranges of whole tensors, each of at least ``entries`` entries except the last one."""
         found: list[tuple[int, int]] = []
         begin = 0
         for _, end in self.tensors:

@@ -64,7 +64,7 @@ def in_blocks(values: Tensor, block: int) -> Tensor:
 
 
 def divide_rows(rows: Tensor) -> Tensor:
-    """Divides rows by their largest magnitudes, in place; rows of zeros are unchanged.
+    """Divides each row by its largest magnitude, in place; leaves rows of zeros unchanged.
 
     Args:
         rows: Floating-point tensor of shape (rows, size).
@@ -97,9 +97,9 @@ def pack_levels(
         values: Finite float32 or float64 tensor of shape (n,).
         block: Number of entries per block.
         bits: Bits per code, one of ``WIDTHS`` except 1.
-        rounded: Function that rounds levels to integers; ``None`` rounds to nearest, ties to even.
-        leave: Whether to replace ``values``, which must then be contiguous, by their quantization errors.
-        into: Scales and codes to write to; ``None`` allocates them.
+        rounded: Function that rounds a tensor to integers; ``None`` rounds to nearest, ties to even.
+        leave: Whether to replace ``values`` by their quantization errors; they must then be contiguous.
+        into: Tensors for scales and packed codes to write to, as from ``allocate``; ``None`` allocates them.
 
     Returns:
         Scales, shape (ceil(n / block),), and levels offset by the highest one, as uint8 packed by ``pack_codes``.
@@ -132,7 +132,7 @@ def _runs_on_gpu(values: Tensor, block: int) -> bool:
 
 
 def allocate(values: Tensor, block: int, bits: int) -> Written:
-    """Allocates scales for ``values``, shape (n,), per ``block`` entries, and packed codes of ``bits`` bits."""
+    """Allocates one scale per ``block`` entries of ``values``, shape (n,), and n packed codes of ``bits`` bits."""
     packed = torch.empty(packed_bytes(values.numel(), bits), dtype=torch.uint8, device=values.device)
     return values.new_empty(-(-values.numel() // block)), packed
 
@@ -159,7 +159,7 @@ def _pack_levels(values: Tensor, block: int, bits: int, leave: bool, scales: Ten
 
 
 def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: Tensor, *, add: bool = False) -> None:
-    """Decodes levels written by ``pack_levels``.
+    """Decodes levels written by ``pack_levels``, and writes the values to ``values`` or adds them to it.
 
     Args:
         scales: Scales of the blocks, shape (ceil(n / block),); or their bytes as uint8, aligned or not.
@@ -210,8 +210,8 @@ def pack_float8(values: Tensor, block: int, *, leave: bool = False, into: Writte
     Args:
         values: Finite float32 or float64 tensor of shape (n,).
         block: Number of entries per block.
-        leave: Whether to replace ``values``, which must then be contiguous, by their quantization errors.
-        into: Scales and codes to write to; ``None`` allocates them.
+        leave: Whether to replace ``values`` by their quantization errors; they must then be contiguous.
+        into: Tensors for scales and E4M3 bits to write to; ``None`` allocates them.
 
     Returns:
         Scales, shape (ceil(n / block),), and the E4M3 bits as uint8, shape (n,).
@@ -250,7 +250,7 @@ def _pack_float8(values: Tensor, block: int, leave: bool, scales: Tensor, packed
 
 
 def read_float8(scales: Tensor, packed: Tensor, block: int, values: Tensor, *, add: bool = False) -> None:
-    """Decodes numbers written by ``pack_float8``.
+    """Decodes numbers written by ``pack_float8``, and writes them to ``values`` or adds them to it.
 
     Args:
         scales: Scales of the blocks, shape (ceil(n / block),); or their bytes as uint8, aligned or not.
@@ -283,7 +283,7 @@ def _shares(dtype: torch.dtype) -> Tensor:
 
 
 def round_stochastically(values: Tensor, generator: torch.Generator) -> Tensor:
-    """Rounds each value up or down at random so that its expectation is unchanged; integers are kept.
+    """Rounds each value up or down at random, so that the expected result is the value; integers are kept.
 
     Args:
         values: Finite floating-point tensor of any shape; overwritten.

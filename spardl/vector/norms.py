@@ -1,7 +1,8 @@
 """Norms that do not depend on how a vector is split across workers, and bounds that detect overflow.
 
-A floating-point sum depends on the order of its terms, so a clipping factor would depend on the split. Here, squares
-are rounded to multiples of a common power of two and summed as integers, whose sum does not depend on the order.
+A floating-point sum depends on the order of its terms, so a clipping factor would depend on how the vector is split.
+Here, squares are rounded to multiples of a common power of two and summed as integers: their sum does not depend on the
+order.
 """
 
 from __future__ import annotations
@@ -41,14 +42,14 @@ _SMALL = 1 << 13
 
 
 class Magnitudes(NamedTuple):
-    """Integer representation of a dtype's magnitudes.
+    """How to read the magnitudes of a floating-point dtype as integers, which compare in the same order.
 
     Attributes:
-        bits: Integer dtype of the same size; its order is that of the magnitudes.
-        mask: Bit mask that removes the sign.
-        shift: Number of bits that a magnitude is shifted by before it is read as a number.
-        wide: numpy integer type of the shifted magnitude.
-        number: numpy floating-point type that it is read as.
+        bits: Integer dtype of the same size.
+        mask: Bit mask that removes the sign from such an integer.
+        shift: Number of bits by which the integer is shifted left to convert it back to a number.
+        wide: numpy type of the shifted integer.
+        number: numpy floating-point type as which the shifted integer is read.
     """
 
     bits: torch.dtype
@@ -60,11 +61,11 @@ class Magnitudes(NamedTuple):
 
     @classmethod
     def of(cls, dtype: torch.dtype) -> Magnitudes:
-        """Returns the representation of ``dtype``."""
+        """Returns the integer representation of the magnitudes of ``dtype``."""
         return _RAW[dtype]
 
     def number_of(self, bits: Any) -> float:
-        """Converts the integer ``bits`` of a magnitude to a number."""
+        """Converts a magnitude, given as the integer ``bits``, to a float."""
         return float(self.wide(int(bits) << self.shift).view(self.number))
 
 
@@ -95,7 +96,7 @@ def largest_magnitude(parts: Iterable[Tensor]) -> float:
 
 
 def divide(values: Tensor, count: int) -> float:
-    """Divides by a number, and returns the largest magnitude before the division, in one pass if that is faster.
+    """Divides a vector by a number, and returns its largest magnitude before the division.
 
     Args:
         values: Tensor of shape (n,), modified in place.
@@ -150,7 +151,8 @@ def sum_of_squares(parts: Iterable[Tensor], peak: float, length: int) -> int:
         length: Number of entries of the whole vector.
 
     Returns:
-        An integer; 0 if ``peak`` is not finite. Pass the total over all workers to ``norm_of``.
+        The sum as an integer; 0 if ``peak`` is not finite. Add the sums of all workers, and pass the total to
+        ``norm_of``.
     """
     if not math.isfinite(peak):
         return 0
@@ -170,7 +172,7 @@ def _chunk_sum(chunk: Tensor, scale: int) -> int:
 
 
 def norm_of(total: int, peak: float, length: int) -> float:
-    """Returns the 2-norm from the ``total`` of ``sum_of_squares`` over all workers; not finite if ``peak`` is not."""
+    """Returns the 2-norm, given the ``total`` of ``sum_of_squares`` over all workers; not finite if ``peak`` is not."""
     if not math.isfinite(peak):
         return peak
     exponent = _exponent(peak, length)
@@ -197,7 +199,7 @@ _SAFE = 0.99
 
 
 def fits(magnitude: float, dtype: torch.dtype) -> bool:
-    """Returns whether ``dtype`` can represent ``magnitude`` (or a NaN), with a margin for rounding errors."""
+    """Returns whether ``magnitude`` is in the range of ``dtype``, with a margin for rounding errors; false for NaN."""
     return magnitude <= _SAFE * torch.finfo(dtype).max
 
 
@@ -212,7 +214,7 @@ class Bound:
     value: float = math.inf
 
     def grow(self, values: Tensor, most: float) -> bool:
-        """Raises the bound after entries have grown, and clips entries that overflowed.
+        """Raises the bound after entries have grown; if it is then too large for the dtype, clips overflowed entries.
 
         Args:
             values: Vector of shape (n,); entries that overflowed become nearly the largest number of their dtype.
@@ -226,7 +228,11 @@ class Bound:
         return not fits(self.value, values.dtype) and self.look(values)
 
     def look(self, values: Tensor) -> bool:
-        """Recomputes the bound from ``values``, shape (n,); clips overflows, and returns whether there were any."""
+        """Recomputes the bound from ``values``, shape (n,), and clips overflowed entries.
+
+        Returns:
+            Whether an entry had overflowed.
+        """
         self.value = largest_magnitude([values])
         if math.isfinite(self.value):
             return False
@@ -238,12 +244,12 @@ class Bound:
         return True
 
     def include(self, magnitude: float) -> None:
-        """Raises the bound to cover new entries of at most the finite ``magnitude``."""
+        """Raises the bound to at least ``magnitude``, which must be finite, because entries up to it were written."""
         self.value = max(self.value, magnitude)
 
 
 def clip_overflow(sums: Tensor) -> Tensor:
-    """Replaces overflowed sums of finite numbers by the largest number of their dtype, in place.
+    """Clips sums of finite numbers that overflowed to the largest number of their dtype, in place.
 
     Args:
         sums: Tensor of any shape; a NaN (a difference of infinities) becomes 0.

@@ -1,16 +1,16 @@
 """Compact byte encoding of sparse vectors: 9.4 bits per index at density 1%, 12.9 bits at 0.1%.
 
-A message has a fixed capacity for entries of a vector of known length (a ``Slot``). Its size follows from the slot, so
-no sizes or headers are sent. It holds the values, then the indices in Elias-Fano coding: the low bits of each index
-verbatim, and the high bits as a bitmap in which entry i sets bit ``i + (index >> low)``. The number of low bits also
-follows from the slot. By default it is a multiple of four: that adds at most 4% to the size and keeps encoding and
-decoding cheap. A vector with fewer entries than its slot is padded with entries whose index is the length, which the
-reader drops.
+A message holds the entries of a vector of known length, up to a fixed capacity (a ``Slot``). Its size follows from the
+slot, so no sizes or headers are sent. It contains the values, then the indices in Elias-Fano coding: the low bits of
+each index verbatim, and the high bits as a bitmap in which entry i sets bit ``i + (index >> low)``. The number of low
+bits also follows from the slot. By default it is a multiple of four: that adds at most 4% to the size and keeps
+encoding and decoding cheap. A vector with fewer entries than the capacity is padded: the additional entries have the
+vector's length as index, and the reader drops them.
 
-Layout for a capacity c: values (c of the wire dtype); whole low bytes, those of all entries after each other, least
-significant bytes first; a plane of the remaining nibble if there is one (see ``spardl.vector.bits``), then one of two
-remaining bits, then one of a single bit; the bitmap, c + (length >> low) bits, first bit lowest; zeros up to a multiple
-of the size of a value.
+Layout for a capacity c: first, c values of the wire dtype. Second, the low bits: the least significant byte of all
+entries, then the next byte of all entries, as long as whole bytes remain; then, if as many bits remain, a plane of four
+bits, one of two bits and one of a single bit (see ``spardl.vector.bits``). Third, the bitmap of c + (length >> low)
+bits, which begins in the lowest bit of its first byte. Last, zeros up to a multiple of the size of a value.
 
 Source: Elias, Efficient Storage and Retrieval by Content and Address of Static Files, J. ACM 21(2), 1974; Fano, On the
 Number of Bits Required to Implement an Associative Memory, 1971.
@@ -63,7 +63,7 @@ class Slot(NamedTuple):
     Attributes:
         capacity: Maximum number of entries, at most ``length``.
         length: Number of entries of the dense vector, below 2^62.
-        step: Granularity of the low part of indices, a number of bits: 4 is fast, 1 gives the smallest message.
+        step: The number of low bits per index is a multiple of this number: 4 is fast, 1 gives the smallest message.
     """
 
     capacity: int
@@ -191,7 +191,8 @@ def unpack(message: Tensor, slot: Slot, dtype: torch.dtype, into: torch.dtype) -
         into: Dtype of the values of the result.
 
     Returns:
-        The vector, in new memory. A corrupted message gives arbitrary entries, but is never read out of bounds.
+        The vector, in new memory. For a corrupted message, its entries are arbitrary, but no memory outside the message
+        is read.
 
     Raises:
         ProgramError: If the message is shorter than the slot requires.
@@ -202,18 +203,18 @@ def unpack(message: Tensor, slot: Slot, dtype: torch.dtype, into: torch.dtype) -
 def unpack_all(
     messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype, into: torch.dtype, *, full: bool = False
 ) -> SparseVector:
-    """Decodes concatenated messages as one vector: block i starts where block i-1 ends.
+    """Decodes concatenated messages as one long vector, in which the vector of message i follows that of message i-1.
 
     Args:
         messages: uint8 tensor of shape (bytes,) with the messages of the slots in order.
         slots: Spaces of the vectors, at least one.
         dtype: Wire dtype of the values.
         into: Dtype of the values of the result.
-        full: Whether every vector has as many entries as its slot allows. On a GPU, the host then need not wait for the
-            number of entries. Entries missing from a corrupted message become arbitrary ones.
+        full: Whether every vector has as many entries as its slot allows. If so, the host need not wait for a GPU to
+            count entries, and entries that are missing from a corrupted message become arbitrary.
 
     Returns:
-        The concatenated blocks, in new memory.
+        The concatenated vectors as one sparse vector, in new memory.
 
     Raises:
         ProgramError: If there are fewer bytes than the slots require.
@@ -249,7 +250,7 @@ def _padded(size: int, unit: int) -> int:
 
 
 def too_short(messages: Tensor) -> ProgramError:
-    """Returns the error for ``messages``, uint8, shape (bytes,), that are shorter than their slots require."""
+    """Returns the ``ProgramError`` for ``messages`` (uint8, shape (m,)) that are shorter than their slots require."""
     return ProgramError(f"received messages have {messages.numel()} bytes, fewer than their slots require")
 
 

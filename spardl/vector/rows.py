@@ -1,4 +1,4 @@
-"""Portable comparisons of entries: lazy addition, magnitudes as integers, and many short ranges as rows."""
+"""Portable selection in torch and numpy: lazy addition, magnitudes as integers, many short ranges as matrix rows."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ _BLOCK = 1 << 17
 
 
 def block_of(values: Tensor) -> int:
-    """Returns the number of entries of ``values``, shape (n,), that fit in the cache (at least 1); all on a GPU."""
+    """Returns how many entries of ``values``, shape (n,), to process at a time: a cache block, or all on a GPU."""
     return _BLOCK if values.device.type == "cpu" else max(1, values.numel())
 
 
 class LazyAddition:
-    """Adds a gradient to a vector step by step, only as far as positions are needed.
+    """Adds a gradient to a vector block by block, always as far as the caller needs the sums.
 
     Args:
         values: Vector of shape (n,), modified in place.
@@ -48,7 +48,7 @@ class LazyAddition:
         self._values, self._gradient, self._clear, self._done = values, gradient, clear, 0
 
     def advance(self, stop: int) -> None:
-        """Adds the gradient to all positions below ``stop``, and perhaps beyond."""
+        """Adds the gradient to all positions below ``stop`` that still lack it, and to the rest of the last block."""
         length = self._values.numel()
         while self._gradient is not None and self._done < stop:
             end = min(self._done + block_of(self._values), length)
@@ -86,7 +86,7 @@ def kth_largest(values: Tensor, k: int) -> Tensor:
         k: Rank of the magnitude, from 1 to n.
 
     Returns:
-        A scalar tensor of the same dtype.
+        The magnitude as a scalar tensor of the same dtype.
     """
     place = values.numel() - k
     keys = _keys(values)
@@ -102,8 +102,8 @@ def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Te
         wanted: k of each row, from 0 to m; shape (r,).
 
     Returns:
-        Magnitudes, shape (r,), infinite for rows with k = 0; and int64 positions in the concatenated rows, shape
-        (found,), increasing.
+        The magnitudes, shape (r,), infinite for rows with k = 0; and the int64 positions of all entries that reach
+        them, counted through the concatenated rows, shape (found,), increasing.
     """
     keys, length, most = _keys(values), values.shape[1], max(1, int(wanted.max()))
     parted = keys.copy()
@@ -143,7 +143,8 @@ def runs_of(starts: Integers, stops: Integers) -> list[slice]:
         stops: Ends of the ranges, shape (r,).
 
     Returns:
-        Slices that together cover all ranges in order; each slice of several ranges is such a matrix.
+        Slices of the sequence of ranges that together cover it in order. A slice of several ranges is such a matrix;
+        all other ranges are slices of their own.
     """
     if not starts.size:
         return []
@@ -172,7 +173,7 @@ def largest_of_rows(values: Tensor, ranges: Ranges) -> tuple[Tensor, Tensor]:
 
     Returns:
         int64 positions in the vector, shape (sum of k,), row by row, increasing within each; and the smallest selected
-        magnitude of each row, shape (r,), or 0 where nothing was compared.
+        magnitude of each row, shape (r,), which is 0 if nothing was compared.
     """
     matrix = values[ranges.start : ranges.start + ranges.length].view(len(ranges), -1)
     length, wanted = matrix.shape[1], ranges.columns[2]

@@ -1,8 +1,10 @@
 """Exact selection of the largest entries of a vector, with a rule for ties.
 
-A *finder* adds a gradient to a vector and lists the entries that are large afterwards. Later, it finds the k largest
-entries of some ranges in these lists. The result is exact: if a list is too short, the finder compares all entries. Of
-entries with equal magnitude, those at the lowest positions are selected.
+A *finder* adds a gradient to a vector and lists the entries that are large afterwards, that is, whose magnitude reaches
+a bound. On a GPU, it may set bits (*marks*) instead of writing a list. Later, it finds the k largest entries of some
+ranges in these lists. The result is exact: if a list is too short, the finder compares all entries. Entries that have
+changed since they were listed (*touched* entries) are compared in any case. Of entries with equal magnitude, those at
+the lowest positions are selected.
 """
 
 from __future__ import annotations
@@ -47,13 +49,13 @@ __all__ = [
 
 
 class ListingRanges(NamedTuple):
-    """Ranges of a vector, and the magnitudes from which their entries are listed.
+    """Ranges of a vector, with the bound of each: entries whose magnitude reaches it are listed.
 
     Attributes:
         starts: Starts of the ranges, shape (r,), increasing; ranges do not overlap.
         stops: Ends of the ranges, shape (r,).
         bounds: CPU tensor of shape (r,) in the vector's dtype: smallest magnitudes to list, above 0.
-        capacities: Maximum number of listed entries per range, shape (r,); a list with more is dropped.
+        capacities: Maximum length of each range's list, shape (r,); a longer list is dropped.
     """
 
     starts: Integers
@@ -62,7 +64,7 @@ class ListingRanges(NamedTuple):
     capacities: Integers
 
     def only(self, some: NDArray[np.bool_]) -> ListingRanges:
-        """Selects the ranges for which ``some``, shape (r,), is true."""
+        """Returns the ranges for which ``some``, a bool array of shape (r,), is true."""
         return ListingRanges(
             self.starts[some], self.stops[some], self.bounds[torch.from_numpy(some)], self.capacities[some]
         )
@@ -72,10 +74,12 @@ class Chosen(NamedTuple):
     """Positions of the largest entries of some ranges, and statistics of the search.
 
     Attributes:
-        parts: int64 array of shape (r, 3): the ranges, and the number of entries wanted from each.
+        parts: int64 array of shape (r, 3): start, stop and number of entries wanted (k) of each range.
         positions: int64 tensor of shape (chosen,): range by range, increasing within each.
-        cuts: CPU tensor of shape (r,): smallest selected magnitude; 0 where nothing was compared.
-        looked: Number of entries compared per range, shape (r,); -1 for the whole range.
+        cuts: CPU tensor of shape (r,): smallest selected magnitude of each range; 0 if unknown, because nothing was
+            compared or the host does not read it.
+        looked: Number of entries compared per range, shape (r,); -1 if the whole range was compared or the number is
+            unknown.
     """
 
     parts: Integers
@@ -85,7 +89,7 @@ class Chosen(NamedTuple):
 
 
 class Finder(ABC):
-    """Lists large entries of a vector, and finds its largest ones."""
+    """Base class of finders: adds a gradient to a vector, lists large entries, and finds the largest ones."""
 
     @abstractmethod
     def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
@@ -98,7 +102,8 @@ class Finder(ABC):
             clear: Whether to set the gradient to zero.
 
         Returns:
-            Number of listed entries per range, shape (r,); -1 if the list overflowed.
+            Number of listed entries per range, shape (r,); -1 if the range has no list, for example because it was too
+            long.
         """
 
     @abstractmethod
@@ -113,15 +118,19 @@ class Finder(ABC):
 
     @property
     def marks(self) -> Tensor | None:
-        """Bitmap to mark changed entries in, int32, shape (m,); ``None`` if ``largest`` expects them."""
+        """Bitmap, int32, shape (m,), in which to mark changed entries; ``None`` to pass them to ``largest`` instead."""
         return None
 
     def flag(self, device: torch.device) -> Tensor:
-        """A new condition on ``device``, initially true: bool, shape ()."""
+        """Returns a true bool tensor of shape () on ``device``, which a kernel sets to false if a condition fails."""
         return torch.ones((), dtype=torch.bool, device=device)
 
     def check_next(self, gradient: Tensor) -> Tensor | None:
-        """Makes the next ``add`` depend on ``gradient``, shape (n,), if it can; see ``Candidates.check_next``."""
+        """Checks ``gradient``, shape (n,), so that the next ``add`` depends on the result; may do nothing.
+
+        Returns:
+            Bool tensor of shape (2,), as from ``Candidates.check_next``; ``None`` if nothing was checked.
+        """
         return None
 
     def reaching(
@@ -150,7 +159,10 @@ class PortableFinder(Finder):
         self._lists: dict[tuple[int, int], tuple[Tensor, float]] = {}
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
-        """Adds the gradient, and lists the ranges that are not rows of a matrix; rows are always compared whole."""
+        """Adds the gradient, and lists entries of those ranges that are not rows of a matrix (see ``runs_of``).
+
+        Rows, which are short, are compared whole in ``largest``.
+        """
         self._lists = {}
         if is_direct(values):
             LazyAddition(values, gradient, clear).advance(values.numel())
@@ -173,7 +185,7 @@ class PortableFinder(Finder):
         return counts
 
     def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor]) -> Chosen:
-        """Selects range by range, but all rows of a matrix at once."""
+        """Selects entries range by range, but those of all rows of a matrix at once."""
         ranges = Ranges.of(parts)
         if is_direct(values):
             return _largest_unread(values, ranges)
@@ -193,7 +205,11 @@ class PortableFinder(Finder):
         return found if found.numel() <= most else None
 
     def listed(self, start: int, stop: int) -> Tensor:
-        """Returns the listed positions of the range [start, stop): int64, shape (m,); KeyError without a list."""
+        """Returns the listed positions of the range [start, stop): int64, shape (m,).
+
+        Raises:
+            KeyError: If the range has no list.
+        """
         return self._lists[start, stop][0]
 
     def _of_run(self, values: Tensor, run: Ranges, touched: Sequence[Tensor]) -> tuple[Tensor, Tensor, Integers]:
@@ -226,7 +242,7 @@ _LISTED_FROM = 1 << 26
 
 
 def is_direct(values: Tensor) -> bool:
-    """Returns whether all entries of ``values``, shape (n,), are compared on a GPU, without waiting for it."""
+    """Returns whether ``values``, shape (n,), are on a GPU and so few that all are compared, without lists."""
     return not host_reads(values) and values.numel() < _LISTED_FROM
 
 
@@ -259,7 +275,7 @@ def _rows_unread(values: Tensor, ranges: Ranges) -> Tensor:
 
 
 class GpuFinder(PortableFinder):
-    """Finder for CUDA: one kernel adds and compares."""
+    """Finder for CUDA: one kernel adds the gradient and compares the sums; the host waits for the counts."""
 
     def _add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, clear: bool) -> list[int]:
         # The host synchronizes with the GPU once, for the counts.
@@ -300,10 +316,10 @@ _NO_POSITIONS: Integers = np.empty(0, np.int64)
 
 
 class CompiledFinder(Finder):
-    """Finder for the CPU: one compiled pass adds, compares and lists, without a temporary vector.
+    """Finder for the CPU: adds, compares and lists in one compiled pass, without a temporary vector.
 
     Args:
-        dtype: Type of the vector.
+        dtype: Dtype of the vector.
     """
 
     def __init__(self, dtype: torch.dtype) -> None:
@@ -315,7 +331,7 @@ class CompiledFinder(Finder):
         self._lists: Integers = np.empty((5, 0), np.int64)
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
-        """Adds and lists in one kernel; reuses the lists' memory from step to step."""
+        """Adds the gradient and lists entries in one kernel; reuses the memory of the lists from step to step."""
         from spardl.vector.kernels.selection import add_and_list  # noqa: PLC0415 - takes seconds to import
 
         capacity = int(ranges.capacities.sum())
@@ -368,7 +384,7 @@ class CompiledFinder(Finder):
     def reaching(
         self, values: Tensor, part: Range, bound: float, most: int, touched: Sequence[Tensor]
     ) -> Tensor | None:
-        """Searches the list if it suffices, without access to the vector; otherwise the range."""
+        """Searches the list of the range if it suffices, without reading the vector; otherwise the whole range."""
         from spardl.vector.kernels.selection import (  # noqa: PLC0415 - takes seconds to import
             collect,
             list_of,
@@ -452,7 +468,7 @@ _MOST_TABLES = 16
 
 
 class UnreadFinder(PortableFinder):
-    """Finder for CUDA and vectors of less than 2^31 entries."""
+    """Finder for CUDA and vectors of less than 2^31 entries: the host reads no value, so it never waits for the GPU."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -466,7 +482,10 @@ class UnreadFinder(PortableFinder):
         self._spare: list[Tensor] = []
 
     def add(self, values: Tensor, gradient: Tensor | None, ranges: ListingRanges, *, clear: bool = False) -> Integers:
-        """Adds the gradient and marks entries; ``ranges`` are ignored, since the bounds are on the device."""
+        """Adds the gradient and marks the entries that reach the bounds kept on the device since the last step.
+
+        Ignores ``ranges``, and returns -1 for each of them.
+        """
         from spardl.vector.kernels import gpu_select  # noqa: PLC0415 - triton is installed only with CUDA
 
         self._prepare(values)
@@ -480,11 +499,11 @@ class UnreadFinder(PortableFinder):
 
     @property
     def marks(self) -> Tensor | None:
-        """Bitmap of the marked entries, int32, shape (m,)."""
+        """Bitmap of the marked entries, int32, shape (m,); ``None`` if no range has marks in this step."""
         return self._words if self._marked else None
 
     def check_next(self, gradient: Tensor) -> Tensor | None:
-        """Makes the next ``add`` depend on ``gradient``, shape (n,): bool, shape (2,)."""
+        """Checks ``gradient``, shape (n,), for the next ``add``; returns bools of shape (2,) as in ``Candidates``."""
         from spardl.vector.kernels import gpu_select  # noqa: PLC0415 - triton is installed only with CUDA
 
         flags = gpu_select.finite_flags(gradient.contiguous(), _SPARE)
@@ -492,7 +511,7 @@ class UnreadFinder(PortableFinder):
         return self._flags
 
     def flag(self, device: torch.device) -> Tensor:
-        """A spare flag if there is one: bool, shape ()."""
+        """Returns a true bool tensor of shape (): one that ``check_next`` allocated, if any is left, or a new one."""
         return self._spare.pop().view(()) if self._spare else super().flag(device)
 
     def _prepare(self, values: Tensor) -> None:
@@ -553,7 +572,7 @@ class UnreadFinder(PortableFinder):
 
 
 def finder_for(values: Tensor) -> Finder:
-    """Returns the fastest finder for vectors like ``values``, shape (n,)."""
+    """Creates the fastest finder for vectors of the dtype, device and length of ``values``, shape (n,)."""
     # Compiled addition of float16 needs processor support.
     half = values.dtype == torch.float16
     if compiled(values) and values.dtype in _KINDS:
@@ -584,10 +603,10 @@ def top_k(values: Tensor, k: int) -> Tensor:
 
 
 def top_k_unread(magnitude: Tensor, k: int) -> Tensor:
-    """Finds the positions of the k largest entries without reading a value on the host; ties go to the lowest index.
+    """Finds the positions of the k largest magnitudes so that the host does not wait for a GPU; ties: lowest index.
 
     Args:
-        magnitude: Tensor of shape (n,), without NaN.
+        magnitude: Magnitudes, shape (n,), without NaN.
         k: Number of entries, from 0 to n.
 
     Returns:

@@ -1,4 +1,4 @@
-"""Sorted sparse vectors, and access to single entries of dense vectors.
+"""Sparse vectors with sorted indices, and access to single entries of dense vectors.
 
 ``SparseVector`` is the form in which sparse gradients are summed, clipped and re-selected. In functions on dense
 vectors, ``values`` has shape (n,), and ``positions`` has shape (k,) and holds distinct int64 indices in ``[0, n)``.
@@ -44,7 +44,7 @@ _BITS: Mapping[int, torch.dtype] = MappingProxyType({2: torch.int16, 4: torch.in
 
 
 def gather(values: Tensor, positions: Tensor) -> Tensor:
-    """Returns the entries at ``positions``, shape (k,)."""
+    """Returns the entries of ``values`` at ``positions``, shape (k,), in new memory."""
     if not compiled(values):
         return values[positions]
     from spardl.vector.kernels import entries  # noqa: PLC0415 - takes seconds to import
@@ -55,7 +55,7 @@ def gather(values: Tensor, positions: Tensor) -> Tensor:
 
 
 def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
-    """Replaces the entries at ``positions`` by ``new``, shape (k,), of the same dtype."""
+    """Overwrites the entries of ``values`` at ``positions`` with ``new``, shape (k,), of the same dtype."""
     if not compiled(values):
         values[positions] = new
         return
@@ -65,17 +65,17 @@ def put(values: Tensor, positions: Tensor, new: Tensor) -> None:
 
 
 def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor) -> float:
-    """Restores earlier entries, the last change first, except at the kept positions.
+    """Undoes changes to a vector, the last one first, except at the kept positions.
 
     Args:
         values: Vector of shape (n,), modified in place.
-        changes: Positions of each change, and earlier entries of shape (k,) and the vector's dtype. Positions are
-            handled fastest if they consist of few increasing runs.
+        changes: For each change, its positions, and the entries before it, shape (k,), in the vector's dtype. This is
+            fastest if the positions consist of few increasing sequences.
         kept: int64 positions of shape (l,), strictly increasing, that are not reverted.
 
     Returns:
-        The largest magnitude of the kept entries (at least of those that had changed); NaN if one is NaN. On a GPU,
-        where the host would have to wait for it, non-finite kept entries become zero instead, and 0 is returned.
+        The largest magnitude of the kept entries, or only of those that had changed; NaN if one is NaN. On a GPU, where
+        the host would have to wait for this, non-finite kept entries become zero and 0 is returned.
     """
     if not compiled(values):
         stays = values[kept]
@@ -97,7 +97,7 @@ def undo(values: Tensor, changes: Sequence[tuple[Tensor, Tensor]], kept: Tensor)
 
 
 def cut(values: Tensor, positions: Tensor) -> Tensor:
-    """Returns the entries at ``positions``, shape (k,), and sets them to zero."""
+    """Returns the entries of ``values`` at ``positions``, shape (k,), and sets them to zero in ``values``."""
     if not compiled(values):
         out = values[positions]
         values[positions] = 0
@@ -113,7 +113,8 @@ def cut_to_bfloat16(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, 
     """Rounds float32 entries to bfloat16 and keeps the rounding errors in the vector; requires compiled kernels.
 
     Returns:
-        The original entries, the entries rounded like ``Wire.rounded``, and the errors written to the vector.
+        Three tensors of shape (k,): the original entries, the entries rounded like ``Wire.rounded``, and the rounding
+        errors that have replaced them in the vector.
     """
     from spardl.vector.kernels import entries  # noqa: PLC0415
 
@@ -123,7 +124,7 @@ def cut_to_bfloat16(values: Tensor, positions: Tensor) -> tuple[Tensor, Tensor, 
 
 
 def add(values: Tensor, positions: Tensor, amounts: Tensor) -> tuple[Tensor, float]:
-    """Adds ``amounts``, shape (k,), of the same dtype, to the entries at ``positions``.
+    """Adds ``amounts``, shape (k,), of the same dtype, to the entries of ``values`` at ``positions``.
 
     Returns:
         The previous entries, shape (k,), and the largest magnitude of the amounts (NaN if one is NaN).
@@ -153,14 +154,14 @@ def increasing(positions: Tensor) -> bool:
 
 
 def within(positions: Tensor, others: Tensor) -> Tensor:
-    """Finds which positions occur among others.
+    """Finds those positions that also occur in a second list.
 
     Args:
-        positions: Distinct int64 positions of shape (m,); fastest if they consist of few increasing runs.
+        positions: Distinct int64 positions of shape (m,); fastest if they consist of few increasing sequences.
         others: int64 positions of shape (l,), strictly increasing.
 
     Returns:
-        int64 tensor of shape (found,), strictly increasing: indices into ``positions``.
+        Indices into ``positions`` of those found: int64 tensor of shape (found,), strictly increasing.
     """
     if not compiled(positions):
         return torch.isin(positions, others, assume_unique=True).nonzero().squeeze(1)
@@ -171,7 +172,7 @@ def within(positions: Tensor, others: Tensor) -> Tensor:
 
 
 def is_within(positions: Tensor, others: Tensor) -> Tensor:
-    """Determines which positions occur among others, without reading a value on the host.
+    """Determines for each position whether it occurs in a second list; the host does not wait for a GPU.
 
     Args:
         positions: int64 positions of shape (m,), in any order.
@@ -238,7 +239,7 @@ class SparseVector:
         return self.indices.numel()
 
     def top(self, k: int) -> tuple[SparseVector, SparseVector]:
-        """Splits the vector into the ``k`` entries of largest magnitude (ties: lowest index) and the remaining ones."""
+        """Splits the vector into two: the ``k`` entries of largest magnitude (ties: lowest index), and all others."""
         if k >= len(self):
             return self, self.at(self.indices[:0])
         places = top_k(self.values, k)
@@ -250,7 +251,7 @@ class SparseVector:
         return self if k >= len(self) else self.at(top_k(self.values, k))
 
     def at(self, places: Tensor) -> SparseVector:
-        """Selects stored entries by their ``places``: int64, shape (m,), increasing."""
+        """Returns the stored entries at some ``places`` in ``indices``: int64, shape (m,), increasing."""
         return SparseVector(self.indices[places], self.values[places], self.length)
 
     def divided(self, divisor: float) -> SparseVector:
@@ -258,7 +259,7 @@ class SparseVector:
         return SparseVector(self.indices, self.values / divisor, self.length)
 
     def dense(self) -> Tensor:
-        """Converts the vector to a dense tensor, shape (length,)."""
+        """Returns the vector as a new dense tensor, shape (length,)."""
         out = torch.zeros(self.length, dtype=self.values.dtype, device=self.values.device)
         out[self.indices] = self.values
         return out
@@ -325,7 +326,8 @@ def merge_padded(vectors: Sequence[SparseVector]) -> SparseVector:
         vectors: Finite vectors of the same length, at least one, without repeated entries.
 
     Returns:
-        The sum, as many entries as all vectors together: an index of several vectors is repeated, with its sum.
+        The sum as a *padded* vector, which has as many entries as all vectors together: an index that occurs in several
+        vectors is repeated, each time with its sum.
     """
     if _adds_on_gpu(vectors):
         return _merge_on_gpu(vectors)
@@ -359,15 +361,15 @@ def _merge_on_gpu(vectors: Sequence[SparseVector]) -> SparseVector:
 
 
 def top_padded(merged: SparseVector, k: int) -> tuple[SparseVector, SparseVector]:
-    """Splits a padded sum of two vectors like ``SparseVector.top``.
+    """Splits a padded sum of two vectors into the k entries of largest magnitude and all others.
 
     Args:
         merged: Result of ``merge_padded`` for two vectors, with at least k different indices.
         k: Number of entries to keep.
 
     Returns:
-        The k entries of largest magnitude, without repeated ones, and all others. An entry of the others that repeats
-        a kept one has the value -0, which changes no sum.
+        The k entries of largest magnitude (ties: lowest index), without repetitions, and all others. If one of the
+        others repeats a kept entry, its value is -0, which changes no sum.
     """
     indices, values = merged.indices, merged.values
     if _adds_on_gpu([merged]) and k and indices.numel() <= _LONGEST_SELECTED:
@@ -389,7 +391,7 @@ def top_padded(merged: SparseVector, k: int) -> tuple[SparseVector, SparseVector
 
 
 def concatenate(blocks: Sequence[SparseVector]) -> SparseVector:
-    """Concatenates vectors: block i starts where block i-1 ends."""
+    """Concatenates sparse vectors to a longer one, in which each vector starts where the previous one ends."""
     starts = [0]
     for block in blocks:
         starts.append(starts[-1] + block.length)

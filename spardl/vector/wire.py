@@ -41,7 +41,9 @@ _ROUNDS = 8
 
 
 class CoarseValues(NamedTuple):
-    """Encoding of values with few bits: the limits of each chunk of 256 values, followed by packed codes.
+    """Encoding of values with few bits: two limits per chunk of 256 values, followed by one packed code per value.
+
+    The limits are the smallest and the largest magnitude of the chunk.
 
     Attributes:
         bits: Bits per code (a sign and a level between the limits): 2, 4 or 8.
@@ -54,7 +56,7 @@ class CoarseValues(NamedTuple):
         return 2 * _chunks(count) * dtype.itemsize + packed_bytes(count, self.bits)
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Rounds values to those that the receiver decodes; encoding the result is lossless.
+        """Returns the values that a receiver decodes; these can be encoded without further loss.
 
         If a chunk holds an infinity or a NaN, all of its values become NaN.
 
@@ -109,7 +111,7 @@ class CoarseValues(NamedTuple):
 
         Args:
             limits: Limits of the chunks, shape (chunks, 2).
-            codes: Codes as uint8, shape (m,): all of them, or the first m.
+            codes: Codes as uint8, shape (m,): those of all values, or only of the first m.
 
         Returns:
             Values in the dtype of the limits, shape (m,).
@@ -155,7 +157,7 @@ def _rows(values: Tensor) -> Tensor:
 
 
 class Form(Protocol):
-    """Encoding of sparse vectors as bytes."""
+    """Format in which sparse vectors are encoded as bytes."""
 
     @abstractmethod
     def __hash__(self) -> int:
@@ -182,7 +184,7 @@ class Form(Protocol):
 
     @abstractmethod
     def open(self, messages: Tensor, slots: Sequence[Slot], *, full: bool = False) -> SparseVector:
-        """Decodes concatenated messages as one vector: block i starts where block i-1 ends.
+        """Decodes concatenated messages as one long vector, which consists of the messages' vectors in order.
 
         Args:
             messages: uint8 tensor of shape (bytes,) with the messages of the slots in order.
@@ -190,7 +192,7 @@ class Form(Protocol):
             full: Whether every vector has as many entries as its slot allows; see ``unpack_all``.
 
         Returns:
-            The concatenated blocks, in new memory.
+            The concatenated vectors as one sparse vector, in new memory.
 
         Raises:
             ProgramError: If there are fewer bytes than the slots require.
@@ -203,7 +205,7 @@ class Typed(NamedTuple):
     Attributes:
         own: Dtype of the values in memory.
         sent: Dtype of the values in messages.
-        step: Granularity of the low part of indices, a number of bits (see ``Slot``).
+        step: The number of low bits per index is a multiple of this number (see ``Slot``).
     """
 
     own: torch.dtype
@@ -219,18 +221,18 @@ class Typed(NamedTuple):
         return pack(vector, slot._replace(step=self.step), self.sent)
 
     def open(self, messages: Tensor, slots: Sequence[Slot], *, full: bool = False) -> SparseVector:
-        """Decodes concatenated ``messages``, uint8, shape (bytes,), for these ``slots``; ``full``: see ``Form``."""
+        """Decodes concatenated ``messages``, uint8, shape (bytes,), with these ``slots``, like ``Form.open``."""
         own_slots = [slot if slot.step == self.step else slot._replace(step=self.step) for slot in slots]
         return unpack_all(messages, own_slots, self.sent, self.own, full=full)
 
 
 class Coarse(NamedTuple):
-    """Format with a few bits per value and limits for each chunk of a message.
+    """Format with a few bits per value, and limits for each chunk of 256 values (see ``CoarseValues``).
 
     Attributes:
         own: Dtype of the values in memory, and of the limits.
         values: Encoding of the values.
-        step: Granularity of the low part of indices, a number of bits (see ``Slot``).
+        step: The number of low bits per index is a multiple of this number (see ``Slot``).
     """
 
     own: torch.dtype
@@ -242,12 +244,12 @@ class Coarse(NamedTuple):
         return self.values.size(slot.capacity, self.own) + index_bytes(slot._replace(step=self.step))
 
     def pack(self, vector: SparseVector, slot: Slot) -> Tensor:
-        """Encodes a rounded ``vector`` that fits ``slot`` as a uint8 tensor of shape (size(slot),)."""
+        """Encodes a ``vector`` with rounded values that fits ``slot`` as a uint8 tensor of shape (size(slot),)."""
         indices = pack_indices(vector.indices, slot._replace(step=self.step))
         return torch.cat((self.values.write(vector.values, slot.capacity), indices))
 
     def open(self, messages: Tensor, slots: Sequence[Slot], *, full: bool = False) -> SparseVector:
-        """Decodes concatenated ``messages``, uint8, shape (bytes,), for these ``slots``; ``full``: see ``Form``."""
+        """Decodes concatenated ``messages``, uint8, shape (bytes,), with these ``slots``, like ``Form.open``."""
         if sum(map(self.size, slots)) > messages.numel():
             raise too_short(messages)
         blocks, start = [], 0
@@ -294,24 +296,24 @@ class Wire:
 
     @property
     def coarse(self) -> bool:
-        """Whether values are quantized between limits that they share with other values of their message."""
+        """Whether values have 8 bits or fewer, as levels between limits that the 256 values of a chunk share."""
         return self.values in COARSE
 
     def dtype(self, own: torch.dtype) -> torch.dtype:
-        """Returns the dtype in messages of a value that has type ``own`` in memory."""
+        """Returns the dtype that values of dtype ``own`` have in messages."""
         wanted = TYPES.get(self.values)
         return own if wanted is None or wanted.itemsize >= own.itemsize else wanted
 
     def rounds(self, own: torch.dtype) -> bool:
-        """Returns whether values of type ``own`` are rounded before they are sent."""
+        """Returns whether values of dtype ``own`` are rounded before they are sent."""
         return self.coarse or self.dtype(own) != own
 
     def form(self, own: torch.dtype, step: int = NIBBLE) -> Form:
-        """Returns the message format for values of type ``own``; ``step``: granularity of indices (see ``Slot``)."""
+        """Returns the message format for values of dtype ``own``; ``step`` is that of ``Slot``."""
         return Coarse(own, COARSE[self.values], step) if self.coarse else Typed(own, self.dtype(own), step)
 
     def rounded(self, values: Tensor) -> Tensor:
-        """Rounds values to those that the receiver decodes, in their own dtype.
+        """Returns the values that a receiver decodes, in the dtype of ``values``.
 
         Rounds to nearest, ties to even. A finite value that would overflow becomes the largest finite number.
         Infinities and NaNs are kept, except for ``int8`` and below, where all 256 values of the chunk become NaN.

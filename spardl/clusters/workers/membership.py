@@ -71,16 +71,17 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def listen_as(host: str, port: int, *, alone: bool) -> socket.socket | None:
-    """Opens a socket that listens on the address to which other processes resolve a host name of this machine.
+    """Opens a socket that listens on the address of this machine to which a host name resolves.
 
     Args:
         host: Host name or address that the other processes connect to.
         port: Port to listen on; 0 for any free port.
-        alone: Whether all other processes run on this machine. If not, loopback addresses are skipped, because they
-            mean a different machine elsewhere.
+        alone: Whether all other processes run on this machine. If not, loopback addresses are skipped, because other
+            machines cannot reach them.
 
     Returns:
-        The socket, or ``None`` if ``host`` resolves to no address of this machine, as behind address translation.
+        The socket, or ``None`` if ``host`` resolves to no address of this machine, for example behind address
+        translation.
 
     Raises:
         OSError: If the port is in use, or the name does not resolve.
@@ -101,13 +102,13 @@ def listen_as(host: str, port: int, *, alone: bool) -> socket.socket | None:
 
 
 def pick_device(wanted: str, local_rank: int, local_size: int, option: str = "cluster.device") -> torch.device:
-    """Selects the device of a worker. Call it in the worker's process only, because CUDA does not survive a fork.
+    """Returns the device of a worker. Call it in the worker's process only, because CUDA cannot be used after a fork.
 
     Args:
         wanted: Device to use: cpu, cuda, or auto.
         local_rank: Rank of the worker on this machine.
         local_size: Number of workers that share the GPUs of this machine.
-        option: Name of the option, for error messages.
+        option: Name of the option that ``wanted`` comes from, for error messages.
 
     Raises:
         ConfigError: If there are fewer GPUs than requested.
@@ -121,12 +122,12 @@ def pick_device(wanted: str, local_rank: int, local_size: int, option: str = "cl
 
 
 def count_gpus(wanted: str, sharing: int, option: str = "cluster.device") -> int:
-    """Returns the number of GPUs available to the workers of this machine.
+    """Returns the number of GPUs of this machine that workers may use; 0 if ``wanted`` is cpu or there is none.
 
     Args:
         wanted: Device to use: cpu, cuda, or auto.
         sharing: Number of workers of this machine that need a GPU.
-        option: Name of the option, for error messages.
+        option: Name of the option that ``wanted`` comes from, for error messages.
 
     Raises:
         ConfigError: If there are fewer GPUs than requested.
@@ -152,7 +153,7 @@ class Membership(NamedTuple):
         local_size: Number of workers that share the GPUs of this machine.
         host: Host name or address of rank 0.
         port: Port on which rank 0 listens.
-        served: Whether the agent of torchrun, rather than rank 0, runs the key-value store at this address.
+        served: Whether the agent of torchrun runs the key-value store at this address; otherwise rank 0 runs it.
         alone: Whether all workers are known to run on this machine.
     """
 
@@ -167,10 +168,10 @@ class Membership(NamedTuple):
 
 
 def find_membership(environment: Mapping[str, str]) -> Membership | None:
-    """Reads the variables that torchrun or srun set; returns ``None`` if neither started this process.
+    """Reads the environment variables that torchrun or srun sets; returns ``None`` if neither started this process.
 
     Raises:
-        ConfigError: If a rank, a number of workers or a port is invalid.
+        ConfigError: If the rank, the number of workers or the port in a variable is invalid.
     """
     if "TORCHELASTIC_RUN_ID" in environment or {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= set(environment):
         size = _number(environment, "WORLD_SIZE", least=1)
@@ -214,15 +215,15 @@ def _number(
 
 
 def leads(environment: Mapping[str, str]) -> bool:
-    """Returns whether this process acts for all workers: it is rank 0, or the only one."""
+    """Returns whether this process acts for all workers, that is, it is rank 0 or the only process."""
     return environment.get("RANK" if "RANK" in environment else "SLURM_PROCID", "0") == "0"
 
 
 def find_secret(environment: Mapping[str, str]) -> str:
-    """Returns a value that only the workers of one run know, so that runs that share a port are not confused.
+    """Returns a text that is equal for the workers of one run, by which runs that use the same port are told apart.
 
-    This is ``SPARDL_SECRET`` if set, as by ``slurm/step.sh``. Otherwise it is the run's name in Slurm or torchrun,
-    which is not confidential but differs between runs.
+    It is the value of ``SPARDL_SECRET`` if that is set, for example by ``slurm/step.sh``. Otherwise it is the name of
+    the run in torchrun or Slurm, which is not confidential but differs between runs.
     """
     secret = environment.get("SPARDL_SECRET")
     step = "{SLURM_JOB_ID}.{SLURM_STEP_ID}" if {"SLURM_JOB_ID", "SLURM_STEP_ID"} <= set(environment) else ""
@@ -230,7 +231,7 @@ def find_secret(environment: Mapping[str, str]) -> str:
 
 
 def restart_warning(environment: Mapping[str, str], *, resumes: bool) -> str | None:
-    """Returns a warning if torchrun may restart the workers but training would then start from the beginning."""
+    """Returns a warning if torchrun may restart the workers and training would then start from step 0, or ``None``."""
     if int(environment.get("TORCHELASTIC_MAX_RESTARTS", "0")) == 0 or resumes:
         return None
     return (

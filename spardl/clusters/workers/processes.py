@@ -80,15 +80,16 @@ def interrupt_now() -> NoReturn:
 def handling_signals(
     ask: Callable[[], bool], again: Callable[[], None], signals: Collection[signal.Signals] = ALL_STOP_SIGNALS
 ) -> Iterator[list[int]]:
-    """Handles stop signals inside the ``with`` block; call it in the main thread.
+    """Context manager that handles stop signals inside the ``with`` block; enter it in the main thread.
 
     Args:
-        ask: Function that requests the stop; returns whether it was already requested.
-        again: Function that is called on a repeated request, unless it follows the first one within a second.
+        ask: Function that requests the stop; it returns whether the stop had already been requested.
+        again: Function that is called on a further signal after that, unless it arrives within a second of the first
+            one.
         signals: Signals to handle. SIGHUP and SIGINT stay ignored if the process ignores them.
 
     Yields:
-        The signals received so far, in order.
+        A list of the numbers of the signals received so far, in order; it grows with each signal.
     """
     times: list[float] = []
     received: list[int] = []
@@ -112,7 +113,7 @@ def handling_signals(
 
 @contextmanager
 def signals_blocked() -> Iterator[None]:
-    """Blocks stop signals inside the ``with`` block, in this process and its forks, until they are handled."""
+    """Context manager that delays stop signals to its end; forks delay them until they enter ``handling_signals``."""
     before = signal.pthread_sigmask(signal.SIG_BLOCK, ALL_STOP_SIGNALS)
     try:
         yield
@@ -124,7 +125,7 @@ def restore_sigchld() -> None:
     """Restores the default action of SIGCHLD if the parent process ignored it; call it in the main thread.
 
     While SIGCHLD is ignored, the kernel discards the exit codes of child processes. ``multiprocessing`` then treats a
-    child that has ended as running, and ``subprocess`` reports 0 for a failed one.
+    child that has ended as running, and ``subprocess`` reports exit code 0 for a child that failed.
     """
     if signal.getsignal(signal.SIGCHLD) == signal.SIG_IGN and threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -159,7 +160,7 @@ class _Child:
         return not self.process.is_alive()
 
     def read_fault(self) -> None:
-        """Reads the error that the worker reported, once."""
+        """Reads the error that the worker has reported, if any; call this once."""
         if self.fault is None and self.report.poll():
             try:
                 kind, message = self.report.recv()
@@ -171,11 +172,11 @@ class _Child:
 def run_processes(count: int, target: Target, folder: Path, *, stops: bool = False) -> None:
     """Runs ``target(rank, heartbeat)`` in ``count`` processes until all have returned.
 
-    If one fails, the others get a few seconds to notice by themselves and are then killed.
+    If one process fails, the others have a few seconds to notice this and to end, and are then killed.
 
     Args:
         count: Number of processes.
-        target: Function to run; it reports the number of completed steps to ``heartbeat``.
+        target: Function to run; it passes the number of completed steps to its argument ``heartbeat``.
         folder: Folder for the tracebacks of failed workers.
         stops: Whether the target handles stop signals. If so, this process forwards them, and a second signal ends the
             workers at once. If this process dies, the workers receive a stop request.
@@ -249,11 +250,11 @@ def run_each(
 ) -> None:
     """Runs ``target(number, heartbeat)`` for the numbers 0 to ``count`` - 1, each in a separate process.
 
-    The processes are independent: a failure does not affect the others. All of them end with this process.
+    The processes are independent: if one fails, the others continue. All of them end if this process ends.
 
     Args:
         count: Number of processes.
-        target: Function to run.
+        target: Function to run; it passes the number of completed steps to its argument ``heartbeat``.
         folder: Folder for the tracebacks of failed processes.
         at_once: Largest number of processes that run at the same time.
         ended: Callback that receives the number of a process that has ended, and its error or ``None``.
@@ -357,10 +358,10 @@ def exit_now(code: int) -> NoReturn:
 
 
 def fault_of(error: Exception, rank: int, folder: Path) -> SpardlError:
-    """Returns the error that a worker reports: ``error`` if it is a ``SpardlError``, otherwise one that names it.
+    """Returns the error that a worker reports: ``error`` itself if it is a ``SpardlError``, else a ``WorkerError``.
 
     Args:
-        error: Error that the worker raised; its traceback is written to a file.
+        error: Error that the worker raised; its traceback is written to the file ``errors/rank-N.txt`` in ``folder``.
         rank: Rank of the worker.
         folder: Folder of the run.
     """

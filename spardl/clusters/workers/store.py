@@ -28,9 +28,9 @@ _LONGEST = 32767
 def enable_keepalive(port: int, seconds: float) -> None:
     """Makes the kernel close this process's connections to a port if the remote machine stops answering.
 
-    A wait for the store then fails instead of hanging. The timeouts of torch do not cover this: the store itself
-    enforces them, and over a broken link no reply arrives, not even a timeout. A slow store is safe, because its
-    machine still acknowledges packets.
+    A wait for the store then fails instead of hanging. The timeouts of torch do not help here: the store enforces them
+    itself, and over a broken link its reply (a timeout) never arrives. A store that is only slow is not cut off,
+    because its machine still acknowledges packets.
 
     Args:
         port: Port of the store.
@@ -87,7 +87,7 @@ def _port_of(one: socket.socket) -> int | None:
 
 
 def hold_store(host: str, port: int, timeout: float, alone: bool, listener: socket.socket | None = None) -> Any:
-    """Opens a store that listens on the address that the other workers use, and on no other address if possible.
+    """Opens a store that listens on the address that the other workers use and, if possible, on no other address.
 
     Args:
         host: Host name or address of this machine, as the other workers know it.

@@ -64,7 +64,7 @@ def _warn_if_busy() -> None:
 
 
 def with_progress(compressing: Compressing, count: int, clock: Callable[[], float] = time.perf_counter) -> Compressing:
-    """Returns a function like ``compressing`` that also prints the progress of the measurements to stderr.
+    """Returns a function that does the same as ``compressing``, and also prints the progress of measurements to stderr.
 
     Args:
         compressing: Function that measures the time of compression of a method.

@@ -38,7 +38,7 @@ class Job(NamedTuple):
         model: Model on the CPU, with new weights.
         data: Inputs of the model on the CPU, such as named tensors of any shape.
         loss: Function of the model and the data that returns a scalar on the model's device.
-        examples: Number of examples in the data; ``None`` for the requested batch size.
+        examples: Number of examples in the data; ``None`` if it is the batch size that the user requested.
     """
 
     model: nn.Module
@@ -48,7 +48,7 @@ class Job(NamedTuple):
 
 
 class Sizes(Protocol):
-    """Sizes of the inputs that a model library (source) creates."""
+    """Sizes of the input batch that is created for a model of a model library."""
 
     @property
     def batch(self) -> int:
@@ -60,7 +60,7 @@ class Sizes(Protocol):
 
     @property
     def seq(self) -> int:
-        """Number of tokens per text."""
+        """Number of tokens of each text."""
 
 
 Source: TypeAlias = Callable[[str, Sizes], Job]
@@ -92,7 +92,7 @@ def make_job(model: str, sizes: Sizes, sources: Mapping[str, Source]) -> Job:
     Args:
         model: Name of the model: ``SOURCE:NAME``, or ``package.module:function``.
         sizes: Sizes of the inputs.
-        sources: Model libraries, by the prefix SOURCE.
+        sources: For each prefix SOURCE, the function that creates a job for a model of this library.
 
     Raises:
         ConfigError: If the model does not exist, or a library is missing.
@@ -110,9 +110,10 @@ def make_job(model: str, sizes: Sizes, sources: Mapping[str, Source]) -> Job:
 def from_function(place: str) -> Job:
     """Creates a job from a user's function, which returns a model and either a batch or a loss function.
 
-    With a batch, the loss is the ``loss`` of the model's output if it has one, as models of transformers do, and
-    otherwise the mean of all outputs: the value does not matter, only the passes do. A loss function takes no
-    arguments, runs a forward pass on the device of the model's parameters, and returns the loss.
+    If the function returns a batch, the loss is the attribute ``loss`` of the model's output, as in models of
+    transformers; if there is none, it is the mean of all outputs, because only the times of the passes matter. If the
+    function returns a loss function, this loss function takes no arguments, runs a forward pass on the device of the
+    model's parameters, and returns the loss.
 
     Args:
         place: Function as ``package.module:function``, importable from the working directory or installed.
@@ -244,10 +245,10 @@ class _Options:
     seq: int = 64
 
     def check(self) -> None:
-        """Checks the combination of options.
+        """Checks that the options fit each other and this machine.
 
         Raises:
-            ConfigError: If the options are invalid.
+            ConfigError: If the options contradict each other, or there is no GPU for ``--device cuda``.
         """
         if self.cpu_seconds and (self.device != "cpu" or self.threads != 1):
             raise ConfigError(
@@ -290,7 +291,7 @@ def profile_command(sources: Mapping[str, Source]) -> click.Command:
     """Builds the command ``profile`` for a set of model libraries.
 
     Args:
-        sources: Model libraries, by the prefix in front of the colon.
+        sources: For each prefix SOURCE, the function that creates a job for a model of this library.
     """
     libraries = ", ".join(f"{name}:NAME" for name in sources)
 

@@ -67,7 +67,7 @@ def draw(timelines: Sequence[tuple[str, Timeline]], path: Path, title: str) -> N
     Args:
         timelines: Name and timeline of each schedule.
         path: File to write; its suffix selects the format (.png, .svg, .pdf).
-        title: Title of the picture.
+        title: Title of the figure.
 
     Raises:
         ConfigError: If there are no timelines, the format is not supported, or matplotlib is missing.
@@ -197,8 +197,8 @@ def timeline_command(
 
     Args:
         known: Names of the methods that users can choose.
-        make: Function that creates the methods with given names.
-        methods: Description of the names, for the help text.
+        make: Function that creates the methods with the given names.
+        methods: Description of the accepted names, for the help text.
     """
     path = click.Path(path_type=Path, dir_okay=False)
 

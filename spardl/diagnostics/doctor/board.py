@@ -45,7 +45,7 @@ __all__ = [
 
 
 class Verdict(Enum):
-    """Result of a check; the value is the prefix of its line."""
+    """Result of a check; its value is the word with which the reported line begins."""
 
     OK = "ok"
     WARNING = "warning"
@@ -57,7 +57,7 @@ class Findings:
     """Prints the results of the checks and counts the failures.
 
     Attributes:
-        prints: Whether this process prints results; one process of all workers does.
+        prints: Whether this process prints results; of all workers, only one does.
         failures: Number of failed checks.
     """
 
@@ -77,19 +77,19 @@ class Findings:
         self.report(Verdict.FAILED, text)
 
     def judge(self, good: bool, text: str, fix: str) -> None:
-        """Reports a passed check if ``good``, otherwise a failed one with the ``fix``."""
+        """Reports ``text`` as passed if ``good``, otherwise as failed; then ``fix`` says how to fix the problem."""
         if good:
             self.ok(text)
         else:
             self.fail(f"{text}; {fix}")
 
     def progress(self, text: str) -> None:
-        """Prints the next action to stderr, because it may take a while."""
+        """Prints to stderr what is done next, because it may take a while."""
         if self.prints:
             print(text, file=sys.stderr, flush=True)
 
     def show(self, lines: list[str]) -> None:
-        """Prints further lines below the last one."""
+        """Prints additional lines below the last result, indented."""
         if self.prints:
             print("\n".join(f"{'':<9}{line}" for line in lines), flush=True)
 
@@ -111,7 +111,7 @@ _FAST = "fast"
 
 
 def versions() -> dict[str, str]:
-    """Returns the versions that must be equal on all hosts, by name of the package."""
+    """Returns the versions of Python, torch and spardl, by name; they must be equal on all hosts."""
     return {"python": platform.python_version(), "torch": torch.__version__, "spardl": __version__}
 
 
@@ -160,7 +160,7 @@ def check_extras(findings: Findings) -> None:
 
 
 def installed(name: str) -> str | None:
-    """Returns the version of an installed package, or ``None``."""
+    """Returns the version of an installed package; ``None`` if it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
@@ -168,18 +168,18 @@ def installed(name: str) -> str | None:
 
 
 def interfaces() -> list[str]:
-    """Returns the network interfaces of this machine, with the loopback interface last."""
+    """Returns the names of this machine's network interfaces, with the loopback interface last."""
     return sorted((name for _, name in socket.if_nameindex()), key=lambda name: (name == "lo", name))
 
 
 def own_address(backend: str) -> tuple[str | None, str]:
-    """Returns the address at which other workers can reach this process, and where it comes from.
+    """Returns the address at which other workers should reach this process, and the source of this address.
 
     Args:
         backend: Name of the backend: ``gloo`` or ``nccl``.
 
     Returns:
-        The IPv4 address, or ``None``, and a description of where it comes from.
+        The IPv4 address, or ``None`` if there is none; and its source as text, such as ``host name node1``.
     """
     variable = VARIABLES[backend]
     named = os.environ.get(variable, "")
@@ -194,11 +194,11 @@ def own_address(backend: str) -> tuple[str | None, str]:
 
 
 def why_unreachable(backend: str, hosts: int) -> str | None:
-    """Explains why other machines cannot reach the address of this one, and the fix; ``None`` if they can.
+    """Explains why other machines cannot reach this one's address, and how to fix it; ``None`` if nothing is wrong.
 
     Args:
         backend: Name of the backend: ``gloo`` or ``nccl``.
-        hosts: Number of machines.
+        hosts: Number of machines on which the workers run.
     """
     address, source = own_address(backend)
     there = [name for name in interfaces() if address_of(name)]
@@ -216,7 +216,7 @@ class Board:
     """Exchanges data between workers through a key-value store, before a process group exists.
 
     Args:
-        member: Rank of this process among the workers.
+        member: Rank of this process, and number of workers.
         store: Key-value store that all workers share.
         timeout: Timeout of every wait, in seconds.
     """
@@ -230,14 +230,14 @@ class Board:
         return [rank for rank in range(self.member.size) if rank != self.member.rank]
 
     def publish(self, topic: str, content: Any) -> None:
-        """Publishes plain data of this worker under a topic; call this once per topic."""
+        """Makes plain data of this worker available to all workers as ``topic``; call this once per topic."""
         self._asked(lambda: self.store.set(f"{topic}/{self.member.rank}", json.dumps(content)))
 
     def read(self, topic: str, ranks: Iterable[int], seconds: float) -> dict[int, Any]:
-        """Reads the data that workers published under a topic, by rank, as far as it arrives in time.
+        """Reads the data that workers published under a topic, by rank; omits data that does not arrive in time.
 
         Raises:
-            PeerError: If the store is lost, and with it worker 0.
+            PeerError: If the store is lost, because worker 0, which runs it, has ended.
         """
         # One deadline for all ranks: several missing workers must not multiply the wait.
         until, found = time.monotonic() + seconds, {}

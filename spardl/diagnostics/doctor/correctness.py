@@ -1,7 +1,7 @@
-"""Checks that synchronizations on this cluster satisfy the laws that hold for every method.
+"""Checks that synchronizations on this cluster satisfy two laws that hold for every method.
 
-All replicas are bitwise equal, and no part of the gradients is lost: a part that is missing in an average is in a
-residual.
+First, the averages (replicas) on all workers are bitwise equal. Second, gradients are conserved: what is missing in the
+averages is in the residuals.
 """
 
 from __future__ import annotations
@@ -67,8 +67,9 @@ class Trial(NamedTuple):
     """Result of running a method on known gradients.
 
     Attributes:
-        problem: Description of the fault, or ``None``; equal on all workers.
-        lost: Share of the gradients that is in no average and no residual; 0 if the method may lose some.
+        problem: Description of the fault; ``None`` if there is none. Equal on all workers.
+        lost: 2-norm of what is neither in averages nor in residuals, divided by that of the gradients; 0 without a
+            check, because the method may lose gradients.
         average: Last average, shape (n,), on the CPU.
     """
 
@@ -78,7 +79,7 @@ class Trial(NamedTuple):
 
 
 def every_method(findings: Findings) -> dict[str, Method]:
-    """Returns all methods by name, and every other communicator combined with a suitable compressor.
+    """Returns all methods by name, and additional ones so that every communicator is used with a suitable compressor.
 
     Args:
         findings: Receives warnings of methods that cannot be created without options.
@@ -103,7 +104,7 @@ def every_method(findings: Findings) -> dict[str, Method]:
 
 
 def lossless(method: Method) -> Method:
-    """Returns the same method with a residual that loses nothing, and without momentum."""
+    """Returns a copy of the method without momentum, and with a residual that keeps everything that is not sent."""
     kept = type(method.residual)()
     residual = GlobalResidual() if method.compressor.sparsifies and method.residual.remembers else kept
     return replace(method, residual=residual, momentum=OptimizerMomentum())
@@ -157,7 +158,7 @@ def check_methods(cluster: ProcessGroupCluster, findings: Findings) -> None:
 
 
 def try_method(cluster: ProcessGroupCluster, method: Method, steps: int = STEPS) -> Trial:
-    """Averages known gradients for ``steps`` steps, and checks that replicas are equal and no gradient is lost."""
+    """Averages known gradients for ``steps`` steps, and checks that workers get equal averages and lose no gradient."""
     average, sent, (state,) = synchronize(cluster, method, steps)
     problem = _differing(cluster, average)
     if problem or not _conserves(method):
@@ -200,12 +201,12 @@ def _conserves(method: Method) -> bool:
 
 
 def gradient_of(rank: int, step: int, length: int) -> Tensor:
-    """Returns the gradient of a worker, shape (length,); every worker can compute it, and thus the right average."""
+    """Returns a random gradient, shape (length,), that depends only on rank and step, so that all workers know it."""
     return torch.randn(length, generator=torch.Generator().manual_seed(1000 * step + rank))
 
 
 def total(size: int, steps: int) -> Tensor:
-    """Returns the sum of all gradients of all workers, float64, shape (n,)."""
+    """Returns the sum of the gradients (see ``gradient_of``) of all workers and steps, float64, shape (n,)."""
     each = itertools.product(range(size), range(steps))
     return torch.stack([gradient_of(rank, step, LAYOUT.length).double() for rank, step in each]).sum(0)
 
@@ -219,8 +220,8 @@ def synchronize(cluster: Cluster, method: Method, steps: int) -> tuple[Tensor, T
         steps: Number of steps to run.
 
     Returns:
-        The last average, and P times the sum of all averages in float64, both of shape (n,) on the CPU; and the state
-        of each local worker.
+        Three values: the last average; P times the sum of the averages of all steps, in float64; and the state of each
+        local worker. Both vectors have shape (n,) and are on the CPU.
     """
     states = [method.init_state(LAYOUT, torch.float32, cluster.device) for _ in cluster.local_workers]
     average, sent = torch.empty(0), torch.zeros(LAYOUT.length, dtype=torch.float64)
@@ -250,7 +251,7 @@ def _differing(cluster: ProcessGroupCluster, average: Tensor) -> str | None:
 
 
 def distance(found: Tensor, expected: Tensor) -> float:
-    """Returns the 2-norm of the difference of two vectors / the 2-norm of the second.
+    """Returns the 2-norm of the difference of two vectors, divided by the 2-norm of the expected one.
 
     Args:
         found: Computed vector of shape (n,).

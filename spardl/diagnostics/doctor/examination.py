@@ -43,7 +43,7 @@ class Settings:
         timeout: Timeout of every wait for a worker, in seconds.
         device: Device of the messages: ``auto``, ``cpu`` or ``cuda``.
         out: File that the measured network is written to, or ``None``.
-        budget: Time after which no further check starts, in seconds.
+        budget: Seconds after the start from which on no further check starts.
     """
 
     workers: int
@@ -57,7 +57,7 @@ class TimeBudget:
     """Time limit that all checks share.
 
     Args:
-        seconds: Time after which no further check starts, in seconds.
+        seconds: Seconds after the start from which on no further check starts.
         clock: Function that returns the time in seconds.
     """
 
@@ -66,12 +66,12 @@ class TimeBudget:
 
     @property
     def spent(self) -> float:
-        """Seconds since the start."""
+        """Time since the start, in seconds."""
         return self._clock() - self._began
 
     @property
     def left(self) -> float:
-        """Remaining seconds; negative after the limit is exceeded."""
+        """Time until the limit, in seconds; negative after the limit."""
         return self.seconds - self.spent
 
 
@@ -105,7 +105,7 @@ class Examination:
         settings: Options, equal on all workers.
         member: Rank of this process among the workers, and address of rank 0.
         findings: Receives the results that worker 0 reports.
-        budget: Time limit of all checks; that of worker 0 is decisive.
+        budget: Time limit of all checks; the clock of worker 0 decides.
     """
 
     def __init__(self, settings: Settings, member: Membership, findings: Findings, budget: TimeBudget) -> None:
@@ -115,7 +115,7 @@ class Examination:
         self._doing = "installation"
 
     def run(self, store: Any) -> bool:
-        """Checks the presence of all workers and then the cluster; all workers get the same result.
+        """Checks that all workers are present, and then the cluster; all workers get the same result.
 
         Returns:
             Whether all checks passed.

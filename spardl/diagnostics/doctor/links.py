@@ -43,10 +43,10 @@ _BYTES, _PATIENCE, _TIMES, _FAR = 25_000_000, 1.0, 4, 2.0
 
 
 def fit(cluster: ProcessGroupCluster, speed: float) -> Network:
-    """Fits latency and bandwidth to the durations of rounds in which every worker sends to the next one.
+    """Measures rounds in which every worker sends to the next one, and fits latency and bandwidth to their durations.
 
-    Of the durations for each message size, the first decile is used, because other work on the cores only adds time.
-    The result is the median over the workers, equal on all of them.
+    For each message size, a worker takes the first decile of its durations, because other work on the cores only adds
+    time. The fit uses the median of the workers' values, so the result is equal on all of them.
 
     Args:
         cluster: Cluster that connects the workers.
@@ -61,7 +61,7 @@ def fit(cluster: ProcessGroupCluster, speed: float) -> Network:
 
 
 def network_of(sizes: Sequence[int], times: Sequence[float]) -> Network:
-    """Returns the network (latency and bandwidth) that explains the durations of rounds best.
+    """Returns the network whose latency and bandwidth best fit the durations of rounds.
 
     Args:
         sizes: Sizes of messages in bytes, in ascending order.
@@ -81,7 +81,7 @@ def _round(cluster: ProcessGroupCluster, size: int, turns: int) -> float:
 
 
 def check_all_reduce(cluster: ProcessGroupCluster, network: Network, networked: bool, findings: Findings) -> None:
-    """Compares the time of torch's all-reduce of 25 MB (less on slow links) with the lower bound of a ring."""
+    """Times torch's all-reduce of 25 MB (less on slow links), and compares it with the bound of a ring all-reduce."""
     share = 2 * (cluster.size - 1) / cluster.size
     nbytes = int(min(_BYTES, _PATIENCE / (share * network.beta))) // 4 * 4
     # The minimum, because other work on the cores only adds time.
@@ -106,7 +106,7 @@ def _all_reduce(nbytes: int, device: torch.device) -> Program[None]:
 
 
 def write_preset(network: Network, hosts: Sequence[str], backend: str, out: Path | None, findings: Findings) -> None:
-    """Reports the fitted network, and writes it to a file if one is given."""
+    """Reports the fitted network, and writes it to the file ``out``, if given."""
     found = f"network: alpha {1e6 * network.alpha:.0f} us, {network.gbit:.3g} Gbit/s when all workers send at once"
     if not out:
         findings.ok(f"{found}; --out network.yaml writes it to a file")
@@ -153,9 +153,9 @@ class Links:
 
 
 def batches(hosts: Sequence[str]) -> list[list[tuple[int, int]]]:
-    """Splits all pairs of workers into groups that are measured at the same time.
+    """Divides all pairs of workers into groups whose pairs are measured at the same time.
 
-    Pairs of a group share no host, because they would share its link or its cores.
+    No host occurs in two pairs of a group, because the pairs would then share its link or its cores.
 
     Args:
         hosts: Host of each worker.

@@ -45,7 +45,10 @@ _CPU = torch.device("cpu")
 def round_trip(
     rank: int, first: int = 0, second: int = 1, length: int = SHORT, device: torch.device = _CPU
 ) -> Program[None]:
-    """Sends a message of ``length`` bytes from one worker to another, and a short reply; other workers do nothing."""
+    """Program of worker ``rank``: worker ``first`` sends ``length`` bytes to worker ``second``, which replies.
+
+    All other workers do nothing.
+    """
     for sender, receiver, size in ((first, second, length), (second, first, SHORT)):
         if rank == sender:
             yield Exchange([Send(receiver, torch.zeros(size, dtype=torch.uint8, device=device), 1)], [])
@@ -54,13 +57,13 @@ def round_trip(
 
 
 def ring(rank: int, size: int, length: int, device: torch.device = _CPU) -> Program[None]:
-    """Sends a message of ``length`` bytes from every worker to the next."""
+    """Program of worker ``rank`` of ``size`` workers: each sends a message of ``length`` bytes to the next one."""
     message = torch.zeros(length, dtype=torch.uint8, device=device)
     yield Exchange([Send((rank + 1) % size, message, 1)], [Receive((rank - 1) % size, length, torch.uint8)])
 
 
 def seconds(cluster: ProcessGroupCluster, program: Callable[[], Program[None]], times: int) -> list[float]:
-    """Returns the seconds of each run of a program, without the first one, which opens connections."""
+    """Runs a program ``times`` + 1 times; returns the seconds of each run but the first, which opens connections."""
     return [cluster.time_uncounted([program()])[0] for _ in range(times + 1)][1:]
 
 
@@ -90,7 +93,7 @@ def networked(present: Sequence[Peer]) -> bool:
 
 
 def listen(backend: str) -> socket.socket:
-    """Opens a socket for the other workers' trial connections, on this process's address or else on all addresses."""
+    """Opens a socket for trial connections of other workers, on this process's address or, without one, on all."""
     address, _ = own_address(backend)
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.bind((address or "", 0))
@@ -99,7 +102,7 @@ def listen(backend: str) -> socket.socket:
 
 
 def roll_call(board: Board, backend: str, listener: socket.socket, findings: Findings) -> list[Peer]:
-    """Waits for all workers; worker 0 reports the missing ones.
+    """Waits until all workers have published their addresses; worker 0 reports the missing ones.
 
     Args:
         board: Exchange of data between all workers.
@@ -165,10 +168,10 @@ def check_present(present: Sequence[Peer], findings: Findings) -> None:
 
 
 def connect_all(board: Board, present: Sequence[Peer], findings: Findings) -> bool:
-    """Connects every pair of workers in both directions; worker 0 reports those that cannot be reached.
+    """Connects every pair of workers in both directions; worker 0 reports the workers that cannot be reached.
 
     Returns:
-        Whether all connections succeeded; the same on all workers.
+        Whether all connections succeeded, equal on all workers.
     """
     size = board.member.size
     # In parallel, because an unreachable worker costs the whole timeout.
@@ -200,14 +203,14 @@ def connect_all(board: Board, present: Sequence[Peer], findings: Findings) -> bo
 def report_lost_worker(
     board: Board, present: Sequence[Peer], doing: str, reason: str, own: bool, findings: Findings
 ) -> None:
-    """Reports which worker stopped answering; called by all workers that notice.
+    """Reports which worker stopped answering; every worker that notices this calls this function.
 
     Args:
         board: Exchange of data between all workers.
         present: All workers, ordered by rank.
         doing: Name of the check during which the connection was lost.
         reason: Text of the error on this worker.
-        own: Whether this worker itself failed, rather than another one.
+        own: Whether this worker itself failed; otherwise it lost contact with another one.
         findings: Receives the result that worker 0 reports.
     """
     # Sorted by this flag, an error of a worker itself comes before the lost connections that it causes.
@@ -229,7 +232,7 @@ def report_lost_worker(
 
 
 def share_result(board: Board, findings: Findings) -> bool:
-    """Publishes the overall result of worker 0, waits until all workers have read it, and returns it.
+    """Returns on all workers whether worker 0 passed all checks; waits until every worker has read this result.
 
     Raises:
         PeerError: If worker 0 is lost.

@@ -37,7 +37,7 @@ _VECTORS = 8
 
 
 def check_selection(length: int) -> Callable[[Place], Outcome]:
-    """Creates the check of selection speed, for float32 vectors of ``length`` entries."""
+    """Returns the check of the speed of selection, for float32 vectors of ``length`` entries."""
 
     def check(place: Place) -> Outcome:
         named = f"selection of 1% of {length:,} entries"
@@ -128,7 +128,7 @@ _FIX = "set SPARDL_KERNELS=portable, and report a bug with the file of --json"
 
 
 def vectors(length: int, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns critical inputs of a kernel by name, shape (length,) each, on the CPU; all but one are finite."""
+    """Returns difficult inputs of a kernel by name, shape (length,) each, on the CPU; all but one are finite."""
     random = torch.Generator().manual_seed(length)
     normal = torch.randn(length, generator=random).to(dtype)
     ties = (torch.randint(-4, 5, (length,), generator=random) / 2).to(dtype)
@@ -142,7 +142,7 @@ def vectors(length: int, dtype: torch.dtype) -> dict[str, Tensor]:
 
 
 def check_triton(dtype: torch.dtype) -> Callable[[Place], Outcome]:
-    """Creates the check of the Triton kernel that adds a gradient and lists entries, for vectors of ``dtype``."""
+    """Returns the check of the Triton kernel that adds a gradient and lists entries, for vectors of ``dtype``."""
 
     def check(place: Place) -> Outcome:
         how = "on the GPU" if place.on_gpu else "in Triton's interpreter"
@@ -219,7 +219,7 @@ def _portable() -> Iterator[None]:
 
 
 def check_messages(place: Place) -> Outcome:
-    """Compares selections, messages and merges on the device with the compiled kernels of the CPU."""
+    """Compares selections, messages and sums of sparse vectors on the device with those of compiled CPU kernels."""
     how = "on the GPU" if place.on_gpu else "portable, on the CPU"
     problems, tried = [], 0
     sizes = _GPU_SIZES[:-1] if place.on_gpu else _SMALL_SIZES

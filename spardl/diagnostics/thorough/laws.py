@@ -1,6 +1,7 @@
 """Thorough checks of methods on the device: the laws of every method, and equality with a simulation on the CPU.
 
-A law is a property that a method must have: equal averages on all workers, and no lost part of a gradient.
+The laws are two properties that a method must have: averages are equal on all workers, and no part of a gradient is
+lost.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class _Found(NamedTuple):
 
 
 def check_laws(workers: int) -> Callable[[Place], Outcome]:
-    """Creates the check of all methods, for ``workers`` workers that share the device."""
+    """Returns the check of all methods, for ``workers`` workers that share the device."""
 
     def check(place: Place) -> Outcome:
         cases = _cases(workers)
@@ -85,7 +86,7 @@ def check_laws(workers: int) -> Callable[[Place], Outcome]:
 
 
 def simulated(method: Method, workers: int, steps: int) -> Tensor:
-    """Returns the last average of workers that are simulated on the CPU, shape (n,)."""
+    """Averages known gradients with workers that are simulated on the CPU; returns the last average, shape (n,)."""
     return synchronize(SimulatedCluster(workers, Network(0, 1), count_local=False), method, steps)[0]
 
 

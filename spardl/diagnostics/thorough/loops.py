@@ -56,7 +56,7 @@ def model_of(device: torch.device) -> nn.Module:
 
 
 def batch(rank: int, step: int, device: torch.device) -> Tensor:
-    """Returns the batch of a worker in a step, shape (32, 64)."""
+    """Returns the random inputs of a worker in a step, shape (32, 64)."""
     random = torch.Generator().manual_seed(100 * step + rank)
     return torch.randn(32, 64, generator=random).to(device)
 
@@ -67,7 +67,7 @@ def optimizer_of(model: nn.Module) -> torch.optim.Optimizer:
 
 
 def check_attach(workers: int) -> Callable[[Place], Outcome]:
-    """Creates the check of ``attach``, for ``workers`` workers that share the device."""
+    """Returns the check of ``attach``, for ``workers`` workers that share the device."""
 
     def check(place: Place) -> Outcome:
         where = setting(place, workers)
@@ -179,8 +179,8 @@ class Wait(NamedTuple):
 
     Attributes:
         name: Name of the waiting call in the trace.
-        where: Function of this library that caused it, if known.
-        overlapped: Whether it is in the communication thread, where it does not delay the computation.
+        where: Function of this library that caused the wait, if known.
+        overlapped: Whether the communication thread waits, which does not delay the computation.
     """
 
     name: str
@@ -189,7 +189,7 @@ class Wait(NamedTuple):
 
 
 def check_waits(place: Place) -> Outcome:
-    """Counts waits for the GPU in the backward pass of an attached model: they delay further GPU work."""
+    """Counts waits of the host for the GPU in the backward pass of an attached model, which delay further GPU work."""
     (found,) = shared(place, 1, _profiled)
     counted = {name: sum(wait.name == name for wait in found) / _SEEN for name in sorted(_STOPS | _READS)}
     # Without a GPU nothing waits, but reads of tensor values show where it would.

@@ -27,7 +27,7 @@ class Place:
     """Device and time limits of a check.
 
     Attributes:
-        device: ``cuda``, or ``cpu`` without a GPU: then sizes are smaller and Triton runs in its interpreter.
+        device: ``cuda`` or ``cpu``; on ``cpu``, sizes are smaller and Triton kernels run in Triton's interpreter.
         timeout: Timeout of every wait for another worker, in seconds.
         seconds: Time limit of the check; measurements repeat less often if it is short.
     """
@@ -43,7 +43,7 @@ class Place:
 
     @property
     def torch_device(self) -> torch.device:
-        """The device for torch; all workers of this machine share the first GPU."""
+        """The device as a ``torch.device``; all workers of this machine share the first GPU."""
         return torch.device("cuda", 0) if self.on_gpu else torch.device("cpu")
 
 
@@ -53,7 +53,7 @@ class Outcome:
 
     Attributes:
         verdict: Whether the check passed.
-        text: One line: what was checked, where and, unless the check passed, how to fix it.
+        text: One line that says what was checked and where; if the check did not pass, also how to fix the problem.
         figures: All measured values, as plain data.
     """
 
@@ -66,7 +66,7 @@ ok, warned, failed = (partial(Outcome, verdict) for verdict in (Verdict.OK, Verd
 
 
 def judged(good: str, problems: list[str], fix: str, figures: Mapping[str, Any]) -> Outcome:
-    """Returns a pass without ``problems``; otherwise a failure with the first problem and the number of others."""
+    """Returns the outcome of a check: passed without ``problems``, otherwise failed with the first and their number."""
     if not problems:
         return ok(good, figures)
     more = f", and {len(problems) - 1} more problems" if problems[1:] else ""
@@ -91,18 +91,18 @@ T = TypeVar("T")
 
 
 def backend_of(place: Place, workers: int) -> str:
-    """Returns the backend of a check: NCCL for one worker on a GPU, otherwise gloo."""
+    """Returns the name of the backend for a check: ``nccl`` for one worker on a GPU, otherwise ``gloo``."""
     # NCCL rejects two workers on one GPU; gloo does not.
     return "nccl" if place.on_gpu and workers == 1 else "gloo"
 
 
 def setting(place: Place, workers: int) -> str:
-    """Describes the workers, the backend and the device as text."""
+    """Returns the workers, the backend and the device as text, for the line of an outcome."""
     return f"{workers} worker{'s' * (workers > 1)} over {backend_of(place, workers)} on {place.device}"
 
 
 def shared(place: Place, workers: int, work: Callable[[torch.device], T]) -> list[T]:
-    """Runs a function in worker processes that form a process group; the caller must not have used a GPU.
+    """Runs a function in new worker processes that form a process group; call it before this process uses a GPU.
 
     Args:
         place: Device and time limits of the check.

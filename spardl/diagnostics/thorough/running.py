@@ -125,7 +125,7 @@ class Check(NamedTuple):
 
 
 def all_checks() -> tuple[Check, ...]:
-    """Returns all thorough checks, the most important first, because the total time may not suffice for all."""
+    """Returns all thorough checks, the most important first, because there may not be time for all."""
     return (
         Check("installation", 60, check_installation),
         Check("attach, 1 worker", 60, check_attach(1)),
@@ -161,7 +161,7 @@ class _Program:
     timeout: float
 
     def run(self, check: Check, seconds: float) -> dict[str, Any]:
-        """Runs a check; returns its result, or a failure that describes the end of its process."""
+        """Runs a check in its own process; returns its outcome, or a failure that says how the process ended."""
         with tempfile.TemporaryDirectory() as name:
             file, output = Path(name) / "outcome", Path(name) / "output"
             words = [check.name, self.device, str(self.timeout), str(seconds), str(file)]

@@ -52,13 +52,15 @@ def measure_compression(
 
     Args:
         method: Method to measure.
-        workers: Number of workers, P, on which the local work depends.
+        workers: Number of workers, P; the local work of each depends on it.
         sizes: Numbers of entries of the gradients, at least two different numbers.
         device: Device of the gradients.
-        layout: Shapes of the tensors in the gradient, of which the first ones are used; ``None`` for a vector.
+        layout: Shapes of a model's tensors. The gradient consists of the first of these, up to each size (or repeats
+            them if there are too few); ``None`` for a gradient that is one vector.
 
     Returns:
-        The fitted line, and the measured seconds of one worker for each size.
+        The line (fixed time and time per entry) that fits the measurements, and the measured seconds of one worker for
+        each size.
 
     Raises:
         ConfigError: If the method does not support this number of workers.
@@ -70,7 +72,7 @@ def measure_compression(
 
 
 def read_compression(path: Path, workers: int) -> Mapping[str, Linear]:
-    """Reads the times of compression by method, as measured by scripts/compression.py.
+    """Reads a file with times of compression that scripts/compression.py has measured; returns them by method.
 
     Args:
         path: File to read.
@@ -148,7 +150,8 @@ def measure(
 ) -> Profile:
     """Measures the layer times of a model: runs training steps, and takes the median of each time.
 
-    Gradients are views of a flat gradient, as in training; it defines the layers. The weights change.
+    As in training, gradients are views of a :class:`FlatGradient`, whose layers are measured. The steps change the
+    weights.
 
     Args:
         model: Model with all parameters on one device.
@@ -167,8 +170,8 @@ def measure(
         of the forward pass, so that it never limits a schedule.
 
     Raises:
-        ConfigError: If the parameters do not fit into a flat gradient, no pass is measured, or the loss or a gradient
-            is not finite; then the weights are those before that pass.
+        ConfigError: If the parameters do not fit into a flat gradient, if no pass is measured, or if the loss or a
+            gradient is not finite; in the last case, the weights are those before that pass.
     """
     if passes < 1:
         raise ConfigError(f"passes must be at least 1, got {passes}")
@@ -246,7 +249,7 @@ def _check_finite(loss: Tensor, gradient: FlatGradient) -> None:
 class Clock:
     """Records points in time (marks) during work on a device, and measures the seconds between them afterwards.
 
-    On a GPU the marks are CUDA events, which record when the stream reaches them, while the host runs ahead.
+    On a GPU, marks are CUDA events. They record when the GPU reaches them, while the host continues without waiting.
 
     Args:
         device: Device that does the work.
@@ -276,7 +279,7 @@ class Clock:
             torch.cuda.synchronize(self._device)
 
     def device_name(self) -> str:
-        """Returns the name of the device, for the profile."""
+        """Returns the name of the device as text, for the profile."""
         if self._on_gpu:
             return torch.cuda.get_device_name(self._device)
         return f"cpu ({platform.machine()}, threads: {torch.get_num_threads()})"
@@ -300,7 +303,7 @@ class _Marks:
 
     @contextmanager
     def attached(self, model: nn.Module) -> Iterator[_Marks]:
-        """Installs the hooks on the model inside the ``with`` block."""
+        """Context manager: the model has the hooks that record marks inside the ``with`` block."""
         handles = [module.register_forward_pre_hook(self._enter) for module in model.modules()]
         handles += [
             parameter.register_post_accumulate_grad_hook(self._arrive)

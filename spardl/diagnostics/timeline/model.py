@@ -2,12 +2,13 @@
 
 All workers are assumed equal, so one is modelled. It has two lanes (resources that work in parallel). The compute lane
 runs the passes and the update. The network lane is the communication thread, which compresses and sends one group of
-layers at a time, in the order of their release. A group is released when all its gradients are complete and the groups
-behind it are released: the last group goes first. A span is an uninterrupted piece of work on a lane.
+layers at a time, in the order of their release. A group is released (may be sent) once all its gradients are complete
+and all groups of later layers are released, so the group of the last layers goes first. A span is an uninterrupted
+piece of work on a lane.
 
-A timeline covers one period, from the start of a backward pass to the start of the next. All periods are equal from
-the first step on, because nothing is in flight at the start of a backward pass: the forward pass before has waited for
-it.
+A timeline covers one period, from the start of a backward pass to the start of the next. All periods are equal from the
+first step on, because the forward pass waits for all messages, so that none is under way when the next backward pass
+starts.
 """
 
 from __future__ import annotations
@@ -74,16 +75,17 @@ class Work(NamedTuple):
 
     @property
     def seconds(self) -> float:
-        """Total seconds."""
+        """Time of compression and messages together, in seconds."""
         return self.compress + self.transfer
 
 
 @dataclass(frozen=True)
 class GroupCost:
-    """Function from the size of a group to the time of its compression and messages.
+    """Function that returns the times of compression and messages of a group of layers, given its number of entries.
 
     Args:
-        formula: Function that returns rounds and words for a number of entries; of bounds, the mean is used.
+        formula: Function that returns rounds and words for a number of entries. If one of them is a lower and an upper
+            bound, their mean is used.
         word: Function that returns the bytes per word for a number of entries.
         network: Network that transfers the words.
         compression: Function that returns the seconds of compression for a number of entries.
@@ -101,12 +103,12 @@ class GroupCost:
         return Work(self.compression(entries), seconds)
 
     def seconds(self, entries: int) -> float:
-        """Returns the seconds of compression and messages together; functions that form groups use them."""
+        """Returns the seconds of compression and messages together, for functions that form groups."""
         return self(entries).seconds
 
     @property
     def startup(self) -> float:
-        """Fixed time of a group in seconds: that of one entry. Merging two groups saves it once."""
+        """Fixed time per group in seconds, which merging two groups saves once: the time of a group of one entry."""
         return self.seconds(1)
 
 
@@ -118,10 +120,10 @@ def whole(
     dtype: torch.dtype = torch.float32,
     layout: Layout | None = None,
 ) -> GroupCost:
-    """Returns the cost of a method's synchronization that runs without a pause.
+    """Returns the cost of a method's complete synchronization, without a pause between two halves.
 
-    A group counts as one vector of unknown tensors. A method that compresses matrices then counts as dense, unless the
-    tensors of the model are known: in that case each entry has the average cost over the model.
+    A group counts as one vector. A method that compresses matrices therefore has the cost of a dense sum, unless
+    ``layout`` is given: then each entry has the average cost over all tensors of the model.
 
     Args:
         method: Method that averages the gradients.
@@ -151,8 +153,8 @@ def halves(
 ) -> tuple[GroupCost, GroupCost]:
     """Returns the costs of the two halves of a synchronization.
 
-    After the first, the reduce-scatter, each worker holds the sum of its shard; the second is the all-gather. All time
-    for compression counts in the first half, in which entries are selected.
+    The first half is the reduce-scatter, after which each worker holds the sum of its shard; the second half is the
+    all-gather. The whole time of compression counts in the first half, in which entries are selected.
 
     Args:
         method: Method that averages the gradients.
@@ -217,7 +219,7 @@ class Kind(Enum):
 
     @property
     def lane(self) -> Lane:
-        """Lane that does this work."""
+        """Lane on which this kind of work runs."""
         return Lane.COMPUTE if self in (Kind.BACKWARD, Kind.FORWARD, Kind.UPDATE) else Lane.NETWORK
 
 
@@ -227,7 +229,7 @@ class Span:
 
     Attributes:
         kind: Kind of the work.
-        label: Layers that the work is done for.
+        label: Name of the layers for which the work is done; empty if it concerns all layers.
         start: Start in seconds from the start of the backward pass.
         stop: End in seconds from the start of the backward pass.
     """
@@ -239,7 +241,7 @@ class Span:
 
     @property
     def lane(self) -> Lane:
-        """Lane that does this work."""
+        """Lane on which this work runs."""
         return self.kind.lane
 
 
@@ -281,22 +283,22 @@ class _Spans:
 
 
 def after_backward(profile: Profile, cost: GroupWork) -> Timeline:
-    """Returns the timeline with one group, which is released at the end of the backward pass.
+    """Returns the timeline for one group of all layers, which is sent after the backward pass.
 
     Args:
         profile: Layer times of the model.
-        cost: Function that returns the times for a group of a number of entries.
+        cost: Function that returns the times of a group, given its number of entries.
     """
     return _in_backward(profile, [(0, len(profile.layers))], [profile.backward], cost)
 
 
 def in_backward(profile: Profile, groups: Sequence[Range], cost: GroupWork) -> Timeline:
-    """Returns the timeline with groups that overlap the backward pass, and one update after all (WFBP, variants).
+    """Returns the timeline for groups that are sent during the backward pass, and one update after all (WFBP etc.).
 
     Args:
         profile: Layer times of the model.
-        groups: Ranges of layers, in flat order, that cover the model.
-        cost: Function that returns the times for a group of a number of entries.
+        groups: Ranges of layers, in the order of registration, that cover the model.
+        cost: Function that returns the times of a group, given its number of entries.
 
     Raises:
         ConfigError: If the groups do not cover the model.
@@ -305,16 +307,17 @@ def in_backward(profile: Profile, groups: Sequence[Range], cost: GroupWork) -> T
 
 
 def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, second: GroupWork) -> Timeline:
-    """Returns the timeline with first halves in the backward pass and second halves in the next forward pass (DeAR).
+    """Returns the timeline for first halves in the backward pass and second halves in the next forward pass (DeAR).
 
-    At the end of the backward pass, the second halves are queued in flat order. The next forward pass runs until it
-    needs a layer of a group whose second half has not ended, waits for it, updates the group, and continues.
+    At the end of the backward pass, the second halves of all groups are queued in the order of registration. When the
+    next forward pass first needs a layer of a group, it waits for the second half of the group, updates the group, and
+    continues.
 
     Args:
         profile: Layer times of the model.
-        groups: Ranges of layers, in flat order, that cover the model.
-        first: Function that returns the times of the half that ends with reduced shards.
-        second: Function that returns the times of the other half.
+        groups: Ranges of layers, in the order of registration, that cover the model.
+        first: Function that returns the times of a group's reduce-scatter, given its number of entries.
+        second: Function that returns the times of a group's all-gather, given its number of entries.
 
     Raises:
         ConfigError: If the groups do not cover the model.
@@ -339,11 +342,11 @@ def in_halves(profile: Profile, groups: Sequence[Range], first: GroupWork, secon
 
 
 def ideal(profile: Profile, network: float) -> float:
-    """Returns the seconds of a step whose communication overlaps the backward pass perfectly, without latencies.
+    """Returns a lower bound of the seconds of a step whose communication overlaps the backward pass.
 
     Args:
         profile: Layer times of the model.
-        network: Time of communication and compression, in seconds.
+        network: Time of communication and compression of the whole model, in seconds.
 
     Source: Zhang et al., DeAR, ICDCS 2023: t_ff + max(t_bp, t_ar), to which the update is added.
     """
@@ -351,12 +354,12 @@ def ideal(profile: Profile, network: float) -> float:
 
 
 def ideal_halves(profile: Profile, first: float, second: float) -> float:
-    """Returns the seconds of a step whose communication overlaps both passes perfectly, without latencies.
+    """Returns a lower bound of the seconds of a step whose communication overlaps both passes (DeAR).
 
     Args:
         profile: Layer times of the model.
-        first: Time of the halves in the backward pass, in seconds.
-        second: Time of the halves in the forward pass, in seconds.
+        first: Time of the first halves (reduce-scatter) of the whole model, in seconds; they overlap the backward pass.
+        second: Time of the second halves (all-gather) of the whole model, in seconds; they overlap the forward pass.
 
     Source: Zhang et al., DeAR, ICDCS 2023: max(t_bp, t_rs) + max(t_ff, t_ag), the update counted with the forward pass.
     """
@@ -430,7 +433,7 @@ class MethodCosts:
     """Costs of a method on a network.
 
     Attributes:
-        whole: Cost of a synchronization that runs without a pause.
+        whole: Cost of a complete synchronization, without a pause between two halves.
         split: Costs of its two halves; ``None`` if the method cannot be split.
     """
 
@@ -466,7 +469,7 @@ class MethodCosts:
         return cls(whole(method, workers, network, compressing, layout=layout), split)
 
     def on(self, network: Network, compressing: Callable[[int], float]) -> MethodCosts:
-        """Returns the costs on another network or machine; computed rounds and words are reused."""
+        """Returns the costs of this method on another network or machine; reuses the computed rounds and words."""
         first = self.split and replace(self.split[0], network=network, compression=compressing)
         second = self.split and replace(self.split[1], network=network)
         split = (first, second) if first and second else None
@@ -474,41 +477,49 @@ class MethodCosts:
 
 
 def groups_by_size(megabytes: float, profile: Profile, cost: GroupCost) -> list[Range]:
-    """Returns groups of layers of a limited size."""
+    """Returns groups of adjacent layers of limited size: a group is at most ``megabytes`` large or a single layer."""
     return by_size(profile.entries, megabytes * ENTRIES_PER_MB)
 
 
 def merged(profile: Profile, cost: GroupCost) -> list[Range]:
-    """Returns the groups of layers that MG-WFBP forms."""
+    """Returns the groups of layers that the schedule MG-WFBP forms, as ranges of layers."""
     return merge(profile.entries, profile.ready, cost.seconds, cost.startup)
 
 
 def fused(profile: Profile, cost: GroupCost) -> list[Range]:
-    """Returns the groups of layers that LayerFusion forms."""
+    """Returns the groups of layers that the schedule LayerFusion forms, as ranges of layers."""
     return optimal(profile.entries, profile.ready, cost.seconds)
 
 
 def one_synchronization(profile: Profile, costs: MethodCosts) -> Timeline:
-    """Returns the timeline with one synchronization after the backward pass."""
+    """Returns the timeline for one synchronization of the whole model after the backward pass."""
     return after_backward(profile, costs.whole)
 
 
 def overlapping_backward(
     cut: Callable[[Profile, GroupCost], list[Range]], profile: Profile, costs: MethodCosts
 ) -> Timeline:
-    """Returns the timeline with groups that overlap the backward pass; ``cut`` forms the groups."""
+    """Returns the timeline for groups that are sent during the backward pass; the function ``cut`` forms the groups."""
     return in_backward(profile, cut(profile, costs.whole), costs.whole)
 
 
 def overlapping_both(megabytes: float, profile: Profile, costs: MethodCosts) -> Timeline | None:
-    """Returns the timeline with halves that overlap both passes; ``None`` if the method cannot be split."""
+    """Returns the timeline for halves that overlap both passes (DeAR), in groups of at most ``megabytes``.
+
+    Returns:
+        The timeline, or ``None`` if the method cannot be split into halves.
+    """
     if not costs.split:
         return None
     return in_halves(profile, groups_by_size(megabytes, profile, costs.whole), *costs.split)
 
 
 def beside_both_tuned(profile: Profile, costs: MethodCosts) -> Timeline | None:
-    """Returns the fastest timeline of several group sizes, with halves that overlap both passes."""
+    """Returns the fastest timeline for halves that overlap both passes (DeAR), over several group sizes.
+
+    Returns:
+        The timeline, or ``None`` if the method cannot be split into halves.
+    """
     found = [timeline for size in SWEPT_MB if (timeline := overlapping_both(size, profile, costs))]
     return min(found, key=lambda timeline: timeline.seconds, default=None)
 

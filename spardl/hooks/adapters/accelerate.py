@@ -42,7 +42,7 @@ def attach(
         optimizer: Prepared optimizer of the model, or several, as for :func:`spardl.attach`. Most sparse methods need
             it, except with ``recipe="published"``. Pass ``clip_norm`` here instead of calling
             ``accelerator.clip_grad_norm_``.
-        fresh: Whether residuals start at zero, rather than raise an error, where ``load_state`` finds none.
+        fresh: Whether residuals start at zero if ``load_state`` finds no saved state; otherwise it raises an error.
         **options: Options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
     Returns:

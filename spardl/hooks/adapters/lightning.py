@@ -37,16 +37,17 @@ class SpardlStrategy(DDPStrategy):
     Args:
         method: Name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
         ddp: Options of Lightning's ``DDPStrategy``, for example ``{"find_unused_parameters": True}``.
-        fresh: Whether residuals start at zero, rather than raise an error, where a checkpoint has none.
+        fresh: Whether residuals start at zero if a checkpoint has no state of the workers; otherwise loading raises an
+            error.
         **options: Options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
     Attributes:
         handle: Handle of the model; ``None`` before training begins.
 
     Raises:
-        ConfigError: With ``schedule="dear"``; when training begins, if the method or an option is unknown, the method
-            does not support the number of workers, the optimizers or the trainer's clipping, or checkpoints are not
-            written to a local folder.
+        ConfigError: If ``schedule="dear"`` is passed. When training begins, if the method or an option is unknown, if
+            the method does not support the number of workers, the optimizers or the trainer's clipping, or if
+            checkpoints are not written to a local folder.
         CheckpointError: When training resumes, if the checkpoint has no state of this worker.
     """
 

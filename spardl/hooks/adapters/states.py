@@ -23,10 +23,10 @@ __all__ = ["distributed", "load_state", "method_of", "save_state", "state_file"]
 
 
 def distributed(model: nn.Module, launcher: str) -> DistributedDataParallel:
-    """Returns the DDP model that a trainer has wrapped; the error message names ``launcher``, which starts workers.
+    """Returns the DDP model that a trainer has wrapped; the error names ``launcher``, the command that starts workers.
 
     Raises:
-        ConfigError: If the model is not distributed by DDP.
+        ConfigError: If the model is not a ``DistributedDataParallel``.
     """
     model = getattr(model, "_orig_mod", model)  # torch.compile() wraps the DDP model
     if not isinstance(model, DistributedDataParallel):
@@ -38,7 +38,7 @@ def distributed(model: nn.Module, launcher: str) -> DistributedDataParallel:
 
 
 def method_of(method: str | Method, options: Mapping[str, Any]) -> Method:
-    """Returns the method that ``attach`` would use.
+    """Returns the method that ``attach`` would use for these arguments, without attaching it.
 
     Args:
         method: Name of a method, or a method.
@@ -100,8 +100,8 @@ def load_state(
         fresh: Whether residuals start at zero, rather than raise an error, where no worker has a state.
 
     Raises:
-        CheckpointError: On all workers, if one of them has no state for this world size or cannot read it, or the
-            states belong to different steps or not to that of the checkpoint.
+        CheckpointError: On all workers, if one of them has no state for this world size or cannot read it, or if the
+            states were not all saved at the step of the checkpoint.
     """
     values, read = _read(state_file(folder, prefix), folder, prefix, fresh)
     found: list[Any] = [None] * dist.get_world_size()

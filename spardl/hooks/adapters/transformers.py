@@ -26,7 +26,8 @@ class SpardlCallback(TrainerCallback):
     Args:
         trainer: Trainer of the model.
         method: Name of a method, or a :class:`spardl.Method`.
-        fresh: Whether residuals start at zero, rather than raise an error, where a checkpoint has none.
+        fresh: Whether residuals start at zero if a checkpoint has no state of the workers; otherwise loading raises an
+            error.
         options: Options of :func:`spardl.attach` and of the method.
 
     Attributes:
@@ -103,7 +104,7 @@ class SpardlCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Applies pending updates, and restores the trainer's own gradient clipping."""
+        """Applies pending updates, and turns the trainer's own gradient clipping on again."""
         if self.handle is not None:
             self.handle.flush()
         self._restore()
@@ -132,7 +133,8 @@ def attach_trainer(
     Args:
         trainer: Trainer of the model.
         method: Name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
-        fresh: Whether residuals start at zero, rather than raise an error, where a checkpoint has none.
+        fresh: Whether residuals start at zero if a checkpoint has no state of the workers; otherwise loading raises an
+            error.
         **options: Options of :func:`spardl.attach` and of the method, for example ``density=0.01``.
 
     Returns:

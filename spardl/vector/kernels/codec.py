@@ -39,20 +39,22 @@ def pack_float8(
     highest: Any,
     packed: Any,
 ) -> None:
-    """Quantizes blocks to E4M3: writes the largest magnitude of each, and each entry's share of it, times 448.
+    """Quantizes blocks to E4M3 (8-bit floats): writes each block's scale, and its entries / scale * 448.
+
+    The scale of a block is its largest magnitude.
 
     Args:
         values: Finite float32 or float64 vector of shape (n,).
-        bits: The same memory, as integers.
-        mask: Mask that removes the sign of such integers.
+        bits: The memory of ``values``, as integers.
+        mask: Bit mask that removes the sign from these integers.
         leave: Whether to replace the values by their quantization errors.
         scales: Output for one scale per block, in the type of the values.
-        scale_bits: The same memory, as integers.
+        scale_bits: The memory of ``scales``, as integers.
         near: float32 buffer for the entries of a block.
-        near_bits: The same memory, as integers.
-        far: Another such buffer.
-        far_bits: The same memory, as integers.
-        highest: 448, in the type of the values.
+        near_bits: The memory of ``near``, as integers.
+        far: Another float32 buffer for the entries of a block.
+        far_bits: The memory of ``far``, as integers.
+        highest: 448, the largest number of E4M3, in the type of the values.
         packed: uint8 output of shape (n,).
     """
     for block in range(scales.size):
@@ -106,11 +108,11 @@ def _leave_float8(values: Any, near: Any, near_bits: Any, far: Any, highest: Any
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def read_float8(packed: Any, shares: Any, scales: Any, block: int, add: bool, values: Any) -> None:
-    """Decodes E4M3 numbers; writes or adds the result.
+    """Decodes E4M3 numbers, and writes them to ``values`` or adds them to it.
 
     Args:
         packed: uint8 codes of shape (n,), as written by ``pack_float8``.
-        shares: Table of the 256 codes' shares, shape (256,), in the type of the values.
+        shares: Table of the 256 codes as multiples of the scale, shape (256,), in the type of the values.
         scales: float32 or float64 scale of each block.
         block: Number of entries per block.
         add: Whether to add to ``values`` instead of overwriting them.
@@ -149,20 +151,20 @@ def pack_levels(
     row_bits: Any,
     packed: Any,
 ) -> None:
-    """Quantizes blocks to levels: writes the largest magnitude of each, and the level of each entry, packed.
+    """Quantizes blocks to levels: writes each block's scale (its largest magnitude) and its entries' packed levels.
 
     Args:
         values: Finite float32 or float64 vector of shape (n,).
-        bits: The same memory, as integers.
-        mask: Mask that removes the sign of such integers.
-        top: Highest level, in the type of the values.
+        bits: The memory of ``values``, as integers.
+        mask: Bit mask that removes the sign from these integers.
+        top: Highest level, in the type of the values; the lowest level is its negative.
         half: 1.5 times the smallest number from which on the type holds integers only; adding it rounds to an integer.
         width: Bits per code.
         leave: Whether to replace the values by their quantization errors.
         scales: Output for one scale per block, in the type of the values.
-        scale_bits: The same memory, as integers.
+        scale_bits: The memory of ``scales``, as integers.
         row: Buffer for the entries of a block, in the type of the values.
-        row_bits: The same memory, as integers.
+        row_bits: The memory of ``row``, as integers.
         packed: uint8 output for the codes; the lowest level has code 0.
     """
     for block in range(scales.size):
@@ -209,12 +211,12 @@ def _pack(codes: Any, shift: int, packed: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def read_levels(packed: Any, width: int, top: Any, scales: Any, block: int, add: bool, values: Any) -> None:
-    """Decodes levels; writes or adds the result.
+    """Decodes levels, and writes the values to ``values`` or adds them to it.
 
     Args:
         packed: uint8 codes, as written by ``pack_levels``.
         width: Bits per code.
-        top: Highest level, in the type of the values.
+        top: Highest level, in the type of the values; the lowest is its negative.
         scales: float32 or float64 scale of each block.
         block: Number of entries per block.
         add: Whether to add to ``values`` instead of overwriting them.
@@ -259,11 +261,11 @@ def write(values: Any, indices: Any, capacity: int, length: int, step: int, out:
     """Writes a message: values, followed by the encoded indices.
 
     Args:
-        values: Values as integers of their size.
+        values: Values, read as integers of the same size.
         indices: Indices as for ``encode``.
         capacity: Maximum number of entries of the message, which is padded with zeros.
         length: Length of the dense vector.
-        step: Granularity of the low part of indices, a number of bits.
+        step: The number of low bits per index is a multiple of this number (see ``packing.Slot``).
         out: uint8 output, aligned for the values; space after the message is filled with zeros.
     """
     border = capacity * values.itemsize
@@ -281,7 +283,7 @@ def encode(indices: Any, capacity: int, length: int, step: int, out: Any) -> Non
         indices: int64 indices, strictly increasing, below ``length``, at most ``capacity`` of them.
         capacity: Maximum number of indices in the message, which is padded with the index ``length``.
         length: Length of the dense vector.
-        step: Granularity of the low part of indices, a number of bits.
+        step: The number of low bits per index is a multiple of this number (see ``packing.Slot``).
         out: uint8 output; space after the code is filled with zeros.
     """
     low = _low_bits(capacity, length, step)
@@ -358,10 +360,10 @@ def decode(messages: Any, slots: Any, indices: Any, values: Any) -> int:
         messages: uint8 array, aligned for the values.
         slots: int64 array of shape (messages, 3): fields ``capacity``, ``length`` and ``step`` of each message's slot.
         indices: int64 output, as long as all capacities together.
-        values: Output for the values as integers of their size, of the same length.
+        values: Output for the values, as integers of the same size; as long as ``indices``.
 
     Returns:
-        Number of entries, or -1 if there are fewer bytes than the slots require.
+        The number of entries, or -1 if there are fewer bytes than the slots require.
     """
     raw = messages[: messages.size // values.itemsize * values.itemsize].view(values.dtype)
     begin, start, done = 0, 0, 0

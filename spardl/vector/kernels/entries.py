@@ -39,7 +39,7 @@ _USED_UP = np.iinfo(np.int64).max
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_two(indices: Any, values: Any, other_indices: Any, other_values: Any, out_indices: Any, out_values: Any) -> Any:
-    """Adds two sparse vectors.
+    """Adds two sparse vectors, and writes the sum to the outputs.
 
     Args:
         indices: int64 indices of the first vector, strictly increasing.
@@ -80,12 +80,12 @@ def _add_rest(indices: Any, values: Any, out_indices: Any, out_values: Any, done
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def add_all(indices: Any, values: Any, ends: Any, out_indices: Any, out_values: Any) -> int:
-    """Adds any number of sparse vectors, one window of the dense vector at a time; empty windows cost nothing.
+    """Adds any number of sparse vectors, and writes the sum to the outputs.
 
     Args:
         indices: Concatenated int64 indices of all vectors, strictly increasing in each.
         values: Concatenated float32 or float64 values.
-        ends: int64 end of each vector in them.
+        ends: For each vector, the position (int64) after its last entry in ``indices`` and ``values``.
         out_indices: int64 output, as long as ``indices``.
         out_values: Output of the same length.
 
@@ -157,10 +157,10 @@ _TILE = 1 << 15
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def within(positions: Any, others: Any, out: Any) -> int:
-    """Writes the indices of those ``positions`` that occur in ``others``.
+    """Writes to ``out`` the indices (places in ``positions``) of those ``positions`` that occur in ``others``.
 
     Args:
-        positions: int64 positions, a few concatenated increasing runs.
+        positions: int64 positions that consist of a few increasing sequences, one after the other.
         others: int64 positions, strictly increasing.
         out: int64 output, as long as ``positions``.
 
@@ -179,10 +179,10 @@ def within(positions: Any, others: Any, out: Any) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def among(positions: Any, others: Any, found: Any) -> None:
-    """Determines which ``positions`` occur in ``others``.
+    """Writes to ``found`` whether each of the ``positions`` occurs in ``others``.
 
     Args:
-        positions: int64 positions, a few concatenated increasing runs.
+        positions: int64 positions that consist of a few increasing sequences, one after the other.
         others: int64 positions, strictly increasing.
         found: Bool output, as long as ``positions``.
     """
@@ -220,7 +220,7 @@ def _among_run(positions: Any, others: Any, marks: Any, number: Any, found: Any)
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def split(array: Any, places: Any, chosen: Any, others: Any) -> None:
-    """Splits an array into selected and other entries.
+    """Copies the selected entries of an array to one output, and all others to a second one.
 
     Args:
         array: Array of shape (m,).
@@ -248,7 +248,7 @@ _HALF, _UPPER, _LARGEST = np.uint32(0x7FFF), np.uint32(0xFFFF0000), np.uint32(0x
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def gather(values: Any, positions: Any, out: Any) -> None:
-    """Copies the entries at ``positions`` to ``out``."""
+    """Copies the entries of ``values`` at ``positions`` to ``out``."""
     last = positions.size - 1
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
@@ -257,7 +257,7 @@ def gather(values: Any, positions: Any, out: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def put(values: Any, positions: Any, new: Any) -> None:
-    """Sets the entries at ``positions`` to ``new``."""
+    """Overwrites the entries of ``values`` at ``positions`` with those of ``new``."""
     last = positions.size - 1
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
@@ -266,17 +266,17 @@ def put(values: Any, positions: Any, new: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def put_others(values: Any, mask: Any, positions: Any, new: Any, kept: Any) -> Any:
-    """Sets the entries at ``positions`` to ``new``, except those at ``kept`` positions.
+    """Overwrites the entries at ``positions`` with those of ``new``, except at the positions in ``kept``.
 
     Args:
         values: Vector of shape (n,), as integers.
-        mask: Mask that removes the sign.
-        positions: Positions, a few concatenated increasing runs.
+        mask: Bit mask that removes the sign from these integers.
+        positions: Positions that consist of a few increasing sequences, one after the other.
         new: New entries, as integers.
         kept: Increasing positions that are not changed.
 
     Returns:
-        Bits of the largest magnitude that was kept; a NaN exceeds all numbers.
+        The largest magnitude of an entry that was kept, as the bits of a number; a NaN exceeds all numbers.
     """
     stays = np.empty(positions.size, np.bool_)
     among(positions, kept, stays)
@@ -294,7 +294,7 @@ def put_others(values: Any, mask: Any, positions: Any, new: Any, kept: Any) -> A
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def cut(values: Any, positions: Any, out: Any) -> None:
-    """Copies the entries at ``positions`` to ``out``, and sets them to zero."""
+    """Copies the entries of ``values`` at ``positions`` to ``out``, and sets them to zero in ``values``."""
     last = positions.size - 1
     for index in range(positions.size):
         fetch(values, positions[min(index + _AHEAD, last)])
@@ -308,7 +308,7 @@ def add(values: Any, positions: Any, amounts: Any, before: Any) -> Any:
     """Adds ``amounts`` to the entries at distinct ``positions``, and copies the previous entries to ``before``.
 
     Returns:
-        Largest magnitude of the amounts; NaN if one is NaN.
+        The largest magnitude of the amounts; NaN if one is NaN.
     """
     last, most, odd = positions.size - 1, amounts.dtype.type(0), False
     for index in range(positions.size):
@@ -323,9 +323,10 @@ def add(values: Any, positions: Any, amounts: Any, before: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def cut_to_bfloat16(values: Any, positions: Any, before: Any, sent: Any, errors: Any) -> None:
-    """Rounds float32 entries to bfloat16: writes originals, rounded values and errors; the errors replace the entries.
+    """Rounds float32 entries to bfloat16, and replaces them by their rounding errors.
 
-    Rounds to nearest, ties to even; finite numbers stay finite. Infinities and NaNs are kept and have an error of 0.
+    Writes the original entries, the rounded values and the errors to the outputs. Rounds to nearest, ties to even;
+    finite numbers stay finite. Infinities and NaNs are kept and have an error of 0.
     """
     # A chunk stays in the cache until its errors are written. Simple loops: the first one keeps many loads in flight,
     # the next two are vectorized.

@@ -2,8 +2,9 @@
 
 Memory traffic limits such a step: it reads the gradient, and reads and writes the residual. Selection should not read
 any entry again. The pass that adds therefore writes one bit per entry (1/32 of a float32 vector) and the number of set
-bits in each tile; their prefix sums are the offsets of the positions in the result. The result is in vector order
-without sorting, programs do not wait for each other, and without atomic operations runs are reproducible.
+bits in each tile. The prefix sums of these numbers say where in the result each tile's positions begin. The result is
+in vector order without sorting. Programs (thread blocks, in Triton's terms) do not wait for each other, and results are
+reproducible, because there are no atomic operations.
 """
 
 from __future__ import annotations
@@ -36,9 +37,10 @@ def add_and_list(
 ) -> tuple[Tensor, list[int]]:
     """Adds a gradient to a residual in place, and lists the entries of some ranges that reach a magnitude.
 
-    The sum has the bits of ``memory.add_(gradient)``. Entries outside all ranges are added as well, but not listed.
-    Infinities are listed, NaNs are not. The host synchronizes with the device once, for the counts; the kernel that
-    writes the positions may still be running on the current stream on return. Scratch space is n/8 bytes.
+    The sum is bit-identical to ``memory.add_(gradient)``. Entries outside all ranges are added as well, but not listed.
+    Infinities are listed, NaNs are not. The host waits for the device once, to read the counts. When this function
+    returns, the kernel that writes the positions may still be running on the current stream. Scratch space is n/8
+    bytes.
 
     Args:
         memory: float32, bfloat16 or float64 GPU tensor of shape (n,), contiguous; modified in place.
@@ -49,8 +51,8 @@ def add_and_list(
         capacity: Maximum number of positions in all ranges together.
 
     Returns:
-        int64 positions of shape (found,), strictly increasing, and the number of positions in each range. A range with
-        more entries than the capacity left by earlier ranges has -1 and no positions.
+        The listed positions as int64, shape (found,), strictly increasing, and the number of positions in each range. A
+        range with more entries than the capacity left by earlier ranges has the number -1 and no positions.
     """
     with torch.cuda.device_of(memory):
         tiles = triton.cdiv(memory.numel(), _TILE)
@@ -155,7 +157,7 @@ def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any
 
     Args:
         function: Function decorated with ``kernel``.
-        grid: Number of programs along each axis.
+        grid: Number of programs (thread blocks) along each axis.
         *arguments: Arguments of the kernel, the first one a tensor of any shape.
         **options: Options of the launch, such as ``num_warps``.
     """
@@ -175,7 +177,8 @@ def kernel(function: Callable[..., object]) -> Any:
     """Compiles a function for the device at its first launch.
 
     Args:
-        function: Kernel in Triton's language; its parameters annotated as ``int`` do not specialize it.
+        function: Kernel in Triton's language. It is not compiled anew for each value of parameters that are annotated
+            as ``int``.
 
     Returns:
         The kernel, for ``launch``.
@@ -252,7 +255,7 @@ def _widened(stored: tl.tensor, wide: tl.constexpr) -> tl.tensor:
 
 @kernel
 def rounded(value: tl.tensor, narrow: tl.constexpr) -> tuple[tl.tensor, tl.tensor]:
-    """Rounds a sum to the dtype of memory; returns it in that dtype and in the dtype of the bounds."""
+    """Rounds a sum to the dtype ``narrow`` of the memory; returns it in that dtype and in the dtype of the sum."""
     # bfloat16 is rounded in integer arithmetic, because Triton's interpreter rounds conversions differently from a GPU
     # and the tests run in the interpreter. Adding 0x7FFF, plus 1 if the last kept bit is set, carries into that bit
     # exactly where rounding to nearest, ties to even, goes up. NaNs are kept: the carry would destroy them.
@@ -274,7 +277,7 @@ def _packed(magnitude: tl.tensor, bound: tl.tensor, tile: tl.constexpr) -> tl.te
 
 @kernel
 def ones(word: tl.tensor) -> tl.tensor:
-    """Number of set bits in each 32-bit word, int32. Source: Warren, Hacker's Delight, 2nd edition, section 5-1."""
+    """Number of set bits in each 32-bit word, as int32. Source: Warren, Hacker's Delight, 2nd edition, section 5-1."""
     word = word - ((word >> 1) & 0x55555555)
     word = (word & 0x33333333) + ((word >> 2) & 0x33333333)
     word = (word + (word >> 4)) & 0x0F0F0F0F
@@ -284,7 +287,7 @@ def ones(word: tl.tensor) -> tl.tensor:
 
 @kernel
 def below(bit: tl.tensor) -> tl.tensor:
-    """Word in which all bits below ``bit`` are set; ``bit`` may lie outside of the word."""
+    """Returns a 32-bit word in which the bits below number ``bit`` are set; ``bit`` may be negative or above 31."""
     # In 64 bits, because a shift by 32 is undefined in a 32-bit word.
     one = tl.full([1], 1, tl.int64)
     return ((one << tl.minimum(tl.maximum(bit, 0), 32)) - 1).to(tl.uint32)

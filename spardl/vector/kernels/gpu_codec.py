@@ -1,8 +1,8 @@
-"""Encoding and decoding of sparse messages on a GPU: one launch per message, or per message with many slots.
+"""Encoding and decoding of sparse messages on a GPU, with one kernel launch per message.
 
-``spardl.vector.packing`` documents the layout. To encode, every byte of a message is computed independently: a byte of
-the bitmap finds its first entry by bisection, because the places of the bits increase. To decode, one program walks
-through the bitmap of each slot, which has about two bits per entry.
+``spardl.vector.packing`` documents the layout and defines slots. To encode, every byte of a message is computed
+independently: for a byte of the bitmap, bisection finds the first entry whose bit it contains. To decode, one program
+(thread block) per slot walks through the bitmap of the slot, which has about two bits per entry.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ _WARPS = 4
 def encode(
     indices: Tensor, values: Tensor | None, numbers: tuple[int, int, int, int, int], out: Tensor, places: Tensor
 ) -> None:
-    """Writes a message.
+    """Encodes the entries of one slot.
 
     Args:
         indices: int64 indices of shape (m,), strictly increasing.
-        values: Values as integers of their size, shape (m,); ``None`` to write indices only.
-        numbers: Capacity of the slot, its length, the number of low bits per index, and the sizes in bytes of the low
-            bits and of the bitmap.
-        out: uint8 tensor for the indices, shape (s,), at least as long as both sizes; the rest becomes zero.
-        places: Tensor like ``values`` to write them to, shape (capacity,).
+        values: Values, read as integers of the same size, shape (m,); ``None`` to write indices only.
+        numbers: Five numbers: capacity of the slot, its length, number of low bits per index, size of all low bits in
+            bytes, and size of the bitmap in bytes.
+        out: uint8 tensor for the encoded indices, shape (s,), at least as long as low bits and bitmap; the rest becomes
+            zero.
+        places: Tensor of shape (capacity,), in the dtype of ``values``, to which the values are written.
     """
     capacity, work = numbers[0], max(out.numel(), places.numel())
     if work:
@@ -54,7 +55,7 @@ def encode(
 
 
 def decode(messages: Tensor, values: Tensor, table: Tensor, entries: int, *, full: bool) -> tuple[Tensor, Tensor]:
-    """Reads concatenated messages.
+    """Decodes concatenated messages.
 
     Args:
         messages: uint8 tensor of shape (bytes,).
@@ -65,7 +66,7 @@ def decode(messages: Tensor, values: Tensor, table: Tensor, entries: int, *, ful
         full: Whether every slot is full; otherwise missing entries have the index -1.
 
     Returns:
-        int64 indices and values, shape (entries,) each.
+        int64 indices, and values in the dtype of ``values``, shape (entries,) each.
     """
     indices = torch.empty(entries, dtype=torch.int64, device=messages.device)
     found = values.new_empty(entries)
@@ -86,7 +87,7 @@ def decode(messages: Tensor, values: Tensor, table: Tensor, entries: int, *, ful
 
 
 def table_of(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Copies the table for ``decode`` to a device: int64, shape (slots, 8)."""
+    """Copies the table for ``decode`` (one row of 8 numbers per slot) to a device: int64, shape (slots, 8)."""
     return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 

@@ -1,4 +1,4 @@
-"""Access to single entries of a vector on a GPU: one launch each for removing, adding and finishing entries."""
+"""Access to single entries of a vector on a GPU; each operation is one kernel launch."""
 
 from __future__ import annotations
 
@@ -24,15 +24,16 @@ def _grid(count: int) -> tuple[int, ...]:
 
 
 def cut(values: Tensor, positions: Tensor, start: int) -> tuple[Tensor, Tensor]:
-    """Removes entries.
+    """Reads entries of a vector and sets them to zero.
 
     Args:
         values: Vector of shape (n,); the entries become zero.
         positions: int64 positions of shape (k,), distinct.
-        start: Position that indices are relative to.
+        start: Position whose index is 0 in the result.
 
     Returns:
-        Indices of the entries, counted from ``start`` and around the end of the vector, and the entries, shape (k,).
+        Indices of the entries, counted from ``start`` and, after the end of the vector, on from its beginning; and the
+        entries. Both have shape (k,).
     """
     count, raw = positions.numel(), _INTEGERS[values.itemsize]
     indices, taken = torch.empty_like(positions) if start else positions, values.new_empty(count)
@@ -56,19 +57,19 @@ def cut(values: Tensor, positions: Tensor, start: int) -> tuple[Tensor, Tensor]:
 def add(
     values: Tensor, indices: Tensor, amounts: Tensor, start: int, finite: Tensor, words: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Adds to entries, and clips sums that overflow to the largest number.
+    """Adds amounts to entries, and clips sums that overflow to the largest number.
 
     Args:
         values: Vector of shape (n,), float32, bfloat16 or float16, modified in place.
-        indices: int64 indices of shape (k,), counted from ``start`` and around the end of the vector. An index may
-            occur twice in a row, with equal amounts: these are added once.
+        indices: int64 indices of shape (k,), counted from ``start`` and, after the end of the vector, on from its
+            beginning. An index may occur twice in a row, with equal amounts, which are then added once.
         amounts: Tensor of shape (k,) of the same dtype.
         start: Position of index 0.
         finite: Bool tensor of shape (), true; becomes false if a sum is not finite.
         words: Bitmap in which the entries are marked, see ``gpu_select``, shape (m,); ``None`` to mark nothing.
 
     Returns:
-        Positions and earlier values of the entries, shape (k,).
+        Positions of the entries in the vector, and their earlier values, shape (k,) each.
     """
     count = indices.numel()
     positions, before = torch.empty_like(indices) if start else indices, values.new_empty(count)
@@ -94,13 +95,13 @@ def add(
 
 
 def limit_and_divide(total: Tensor, divisor: int, finite: Tensor, out: Tensor | None = None) -> Tensor:
-    """Clips a sum that overflowed, and divides it, rounding to nearest.
+    """Clips entries of a sum that overflowed, and divides all entries, rounding to nearest.
 
     Args:
         total: Sum of shape (m,), float32, bfloat16 or float16.
         divisor: Number to divide by.
-        finite: Bool tensor of shape (), true; becomes false unless all magnitudes are below the largest number, which
-            a sum that was clipped before is equal to.
+        finite: Bool tensor of shape (), true; becomes false if a magnitude is not below the largest number of the
+            dtype, which also marks sums that were clipped earlier.
         out: Tensor like ``total`` to write the quotients to, possibly the same, shape (m,); ``None`` allocates one.
 
     Returns:

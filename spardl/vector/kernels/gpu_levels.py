@@ -18,11 +18,11 @@ _HALF = 1.5 * 2.0**23
 
 
 def pack_levels(values: Tensor, block: int, bits: int, leave: bool, scales: Tensor, packed: Tensor) -> None:
-    """Quantizes entries.
+    """Quantizes entries to levels, block by block.
 
     Args:
         values: Finite float32 tensor of shape (n,), contiguous.
-        block: Number of entries per block; one program holds a block.
+        block: Number of entries per block, at most as many as one Triton program can hold.
         bits: Bits per code: 8, 4 or 2.
         leave: Whether to replace ``values`` by their quantization errors.
         scales: Tensor to write the scales to, shape (ceil(n / block),).
@@ -43,7 +43,7 @@ def pack_levels(values: Tensor, block: int, bits: int, leave: bool, scales: Tens
 
 
 def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: Tensor, add: bool) -> None:
-    """Decodes codes.
+    """Decodes levels, and writes the values to ``values`` or adds them to it.
 
     Args:
         scales: Bytes of the float32 scales of the blocks, shape (4 * ceil(n / block),), aligned or not.
@@ -51,7 +51,7 @@ def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: T
         block: Number of entries per block.
         bits: Bits per code: 8, 4 or 2.
         values: float32 tensor of shape (n,) to write to, contiguous.
-        add: Whether to add to ``values``.
+        add: Whether to add to ``values`` instead of overwriting them.
     """
     if count := values.numel():
         gpu.launch(

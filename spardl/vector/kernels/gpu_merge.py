@@ -24,21 +24,21 @@ def _grid(count: int) -> tuple[int, ...]:
 
 @lru_cache(maxsize=256)
 def ends_of(counts: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
-    """Ends of vectors with these numbers of entries, after 0: int64, shape (vectors + 1,), cached for a stream."""
+    """Returns the cumulative sums of ``counts`` from 0 on: int64, shape (vectors + 1,), cached for a ``stream``."""
     return torch.tensor(list(accumulate(counts, initial=0))).to(device, non_blocking=True)
 
 
 def merge(indices: Tensor, values: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
-    """Sums vectors, in order, from +0.
+    """Sums sparse vectors; each entry is summed from +0 and in the order of the vectors.
 
     Args:
-        indices: int64 indices of all vectors after each other, shape (m,), strictly increasing in each.
+        indices: Concatenated int64 indices of all vectors, shape (m,), strictly increasing in each.
         values: Their values, shape (m,), float32, bfloat16 or float16, finite.
         counts: Number of entries of each vector.
 
     Returns:
-        Indices and sums, shape (m,): indices increase, repeated ones have the same sum; sums that overflow
-        become the largest number.
+        Indices, in increasing order, and sums, shape (m,) each. An index of several vectors is repeated, each time with
+        its sum. A sum that overflows becomes the largest number of the dtype.
     """
     out = torch.empty_like(indices), torch.empty_like(values)
     if total := indices.numel():
@@ -60,7 +60,7 @@ def merge(indices: Tensor, values: Tensor, counts: tuple[int, ...]) -> tuple[Ten
 
 
 def magnitudes(indices: Tensor, values: Tensor) -> Tensor:
-    """Computes magnitudes, but -1 where an index repeats the one before it.
+    """Returns the magnitudes of values; -1 for each entry whose index repeats that of the entry before.
 
     Args:
         indices: int64 indices of shape (m,), increasing.
@@ -76,7 +76,7 @@ def magnitudes(indices: Tensor, values: Tensor) -> Tensor:
 
 
 def split(indices: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Splits a padded vector.
+    """Splits a padded vector into the entries to keep and all others.
 
     Args:
         indices: int64 indices of shape (m,), increasing; each occurs at most twice.
@@ -84,8 +84,8 @@ def split(indices: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tens
         places: Places to keep: int64, shape (k,), strictly increasing, none of a repeated index.
 
     Returns:
-        Kept indices and values, shape (k,), and the others, shape (m - k,); an entry of the others that repeats a kept
-        one has the value -0.
+        Indices and values of the kept entries, shape (k,), and of the others, shape (m - k,). If one of the others
+        repeats a kept entry, its value is -0.
     """
     count, k = indices.numel(), places.numel()
     out = [like.new_empty(number) for number in (k, count - k) for like in (indices, values)]
@@ -109,7 +109,7 @@ def split(indices: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tens
 
 
 def write_others(values: Tensor, positions: Tensor, new: Tensor | None, final: Tensor) -> None:
-    """Replaces the entries at some positions, except at those of the final result.
+    """Overwrites the entries at some positions, except at positions that are in the final result.
 
     Args:
         values: Vector of shape (n,), modified in place.

@@ -1,9 +1,10 @@
 """Exact selection on a GPU without reading a value on the host.
 
-One pass over memory adds the gradient, clips, and marks the entries that reach the bound of their range in a bitmap of
-n/8 bytes. Later, one program per range lists the marked entries, finds the k-th largest magnitude among them digit by
-digit, writes the chosen positions in order, and derives the bound for the next step. If fewer than k marked entries
-reach the bound, or too many are marked, the program compares the whole range instead, so the result is always exact.
+One pass over memory adds the gradient, clips overflows, and marks (sets a bit for) each entry that reaches the bound of
+its range, in a bitmap of n/8 bytes. Later, one program (thread block) per range lists the marked entries, finds the
+k-th largest magnitude among them digit by digit, writes the chosen positions in order, and derives the bound for the
+next step. If fewer than k marked entries reach the bound, or too many are marked, the program compares the whole range
+instead, so the result is always exact.
 
 Magnitudes are compared as integers: the bits of a floating-point number without its sign increase with its magnitude.
 """
@@ -49,12 +50,12 @@ _MANTISSA = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10}
 
 
 def words_of(length: int, device: torch.device) -> Tensor:
-    """Allocates the bitmap of a vector of ``length`` entries: int32, shape (m,)."""
+    """Allocates the bitmap (one bit per entry) for a vector of ``length`` entries: int32, shape (m,), not cleared."""
     return torch.empty(triton.cdiv(max(length, 1), _TILE) * (_TILE // 32), dtype=torch.int32, device=device)
 
 
 def edges_of(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
-    """Copies the borders of r disjoint ranges, in order, to the device: int64, shape (2r + 2,)."""
+    """Copies starts and stops of r ordered, disjoint ranges to a device, between sentinels: int64, shape (2r + 2,)."""
     numbers = [-_END, *(edge for pair in ranges for edge in pair), _END]
     return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
@@ -64,10 +65,11 @@ def finite_flags(gradient: Tensor, spare: int = 0) -> Tensor:
 
     Args:
         gradient: Gradient of shape (n,), float32, bfloat16 or float16.
-        spare: Number of further flags.
+        spare: Number of further flags to allocate, for other purposes.
 
     Returns:
-        Bool tensor of shape (2 + spare,): whether all entries are finite, and true, for ``add_and_mark``.
+        Bool tensor of shape (2 + spare,). The first value is whether all entries are finite, all others are true. The
+        first two are the ``flags`` of ``add_and_mark``.
     """
     flags = torch.ones(2 + spare, dtype=torch.bool, device=gradient.device)
     if gradient.numel():
@@ -97,12 +99,12 @@ def add_and_mark(
     Args:
         memory: Residual of shape (n,), float32, bfloat16 or float16, contiguous.
         gradient: Gradient like ``memory``, shape (n,), contiguous; ``None`` to add nothing.
-        flags: Bool, shape (2,), from ``finite_flags``: if the gradient is not finite, nothing is added. The second flag
-            becomes false if a sum overflows; it is clipped to just below the largest number. ``None`` to add without
-            conditions.
-        edges: Borders of the ranges, int64, shape (2r + 2,), see ``edges_of``.
-        bounds: Least magnitude to mark as an integer, int32, shape (r,).
-        words: Bitmap, see ``words_of``, shape (m,); not used without ranges.
+        flags: Bool, shape (2,), from ``finite_flags``. If the first flag is false, nothing is added. If a sum
+            overflows, it is clipped to just below the largest number, and the second flag becomes false. ``None`` to
+            add without conditions.
+        edges: Borders of the ranges from ``edges_of``: int64, shape (2r + 2,).
+        bounds: Least magnitude to mark in each range, as the integer with the same bits: int32, shape (r,).
+        words: Bitmap from ``words_of``, shape (m,); overwritten, and not used without ranges.
         ranges: Number of ranges, r.
     """
     limits = torch.finfo(memory.dtype)
@@ -127,7 +129,7 @@ def add_and_mark(
 
 
 def mark(positions: Tensor, words: Tensor) -> None:
-    """Marks entries in the bitmap ``words``, shape (m,), at ``positions``: int64, shape (k,), possibly repeated."""
+    """Sets the bits of ``positions`` (int64, shape (k,), may repeat) in the bitmap ``words``, shape (m,)."""
     if positions.numel():
         gpu.launch(_mark, (triton.cdiv(positions.numel(), 1024),), positions, words, positions.numel(), 1024)
 
@@ -140,12 +142,12 @@ def select(
 
     Args:
         values: Vector of shape (n,), n below 2^31, without NaN; contiguous.
-        table: One row per range, int64, shape (r, ROW): start, stop, k, offset in ``positions``, index of its bound or
-            -1 if none of its entries is marked, offset in ``scratch``, and number of entries there.
+        table: One row per range, int64, shape (r, ROW): start, stop, k, offset in ``positions``, index of its bound (-1
+            if the range has no marks), offset in ``scratch``, and number of entries in ``scratch``.
         words: Bitmap of the marked entries, shape (m,).
-        bounds: Bounds that they reach, int32, shape (b,).
+        bounds: Bounds that the marked entries reach, as integers: int32, shape (b,).
         following: Tensor like ``bounds``, shape (b,), for the bounds of the next step.
-        memo: Adaptation of the bounds, int32, shape (b, 2), initially 0.
+        memo: State of the adaptation of the bounds, kept from step to step: int32, shape (b, 2), initially 0.
         scratch: int32 tensor of shape (s,) for lists of marked entries.
         positions: int64 tensor of shape (sum of k,), written range by range, increasing within each.
     """
@@ -170,7 +172,7 @@ def select(
 
 
 def select_from_all(values: Tensor, k: int, table: Tensor) -> Tensor:
-    """Finds the k largest entries of a vector; negative entries are not compared.
+    """Finds the k largest entries of a vector of magnitudes; negative entries are never selected.
 
     Args:
         values: Vector of shape (n,), n below 2^31, with at least k entries that are not negative.
@@ -205,14 +207,14 @@ def select_from_all(values: Tensor, k: int, table: Tensor) -> Tensor:
 
 @lru_cache(maxsize=256)
 def table_of_all(length: int, k: int, device: torch.device, stream: int) -> Tensor:
-    """Table of one range for ``select_from_all``, cached on the device for a stream: int64, shape (1, ROW)."""
+    """Returns the table of ``select_from_all`` for a whole vector, cached for a ``stream``: int64, shape (1, ROW)."""
     row = [0, length, k, 0, -1, 0, 0]
     return torch.tensor([row], dtype=torch.int64).to(device, non_blocking=True)
 
 
 @gpu.kernel
 def wide(stored: tl.tensor) -> tl.tensor:
-    """Converts entries to float32."""
+    """Converts entries of the vector's dtype (float32, bfloat16 or float16) to float32."""
     value = stored
     if stored.dtype == tl.bfloat16:
         value = (stored.to(tl.uint16, bitcast=True).to(tl.uint32) << 16).to(tl.float32, bitcast=True)
@@ -223,7 +225,7 @@ def wide(stored: tl.tensor) -> tl.tensor:
 
 @gpu.kernel
 def narrow(value: tl.tensor, kind: tl.constexpr) -> tl.tensor:
-    """Rounds to nearest, ties to even."""
+    """Rounds float32 numbers to the dtype ``kind``: to nearest, ties to even."""
     stored = value
     if kind == tl.bfloat16:
         stored, _ = gpu.rounded(value, kind)

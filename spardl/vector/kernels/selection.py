@@ -1,4 +1,4 @@
-"""Compiled kernels for selection: threshold lists, the largest magnitude, and exact top-k of ranges.
+"""Compiled kernels for selection: lists of entries above a threshold, largest magnitudes, and exact top-k of ranges.
 
 Magnitudes are compared as integers: without its sign bit, the bits of a floating-point number increase with its
 magnitude. Vectors of bfloat16 and float16 are passed as described in ``spardl.vector.kernels.words``.
@@ -159,20 +159,20 @@ def add_and_list(
     firsts: Any,
     lasts: Any,
 ) -> None:
-    """Adds a gradient, or ``None``, to a vector, and lists the entries that then reach the bound of their range.
+    """Adds a gradient to a vector, and lists the entries whose sums reach the bound of their range.
 
     Args:
         memory: Vector of shape (n,), modified in place.
-        gradient: Gradient of shape (n,), or ``None``.
-        clear: Whether to set the gradient to zero, while it is in the cache.
+        gradient: Gradient of shape (n,); ``None`` to add nothing.
+        clear: Whether to set the gradient to zero.
         starts: int64 starts of the ranges, increasing; ranges do not overlap. Entries outside are added as well.
         stops: int64 ends of the ranges.
         bounds: Smallest magnitude to list per range, comparable with the vector's entries.
         capacities: int64 maximum number of listed entries per range.
         places: Integer output for the listed positions, increasing; as long as the sum of all capacities.
         values: Output for the listed entries.
-        firsts: int64 output for the start of each range's list; -1 if it overflowed.
-        lasts: int64 output for the end of each range's list.
+        firsts: int64 output for the start of each range's list in ``places``; -1 if the list exceeds its capacity.
+        lasts: int64 output for the end of each range's list in ``places``.
     """
     count = before = 0
     for number in range(starts.size):
@@ -197,11 +197,11 @@ _IN_CACHE = 4096
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def largest_magnitude(bits: Any, mask: Any) -> Any:
-    """Returns the bits of the largest magnitude; a NaN exceeds all numbers.
+    """Returns the largest magnitude in a vector, as an integer with the same bits; a NaN exceeds all numbers.
 
     Args:
-        bits: Vector of shape (n,), as integers.
-        mask: Mask that removes the sign.
+        bits: Vector of shape (n,), read as integers of the same size.
+        mask: Bit mask that removes the sign from these integers.
     """
     # Everything in the type of the entries: numba would compare in 64 bits otherwise.
     kind = bits.dtype.type
@@ -222,13 +222,16 @@ def largest_magnitude(bits: Any, mask: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def divide(values: Any, bits: Any, mask: Any, divisor: Any) -> Any:
-    """Divides entries by a number; returns the bits of the largest magnitude before the division.
+    """Divides a vector by a number in place.
 
     Args:
         values: float32 or float64 vector of shape (n,).
-        bits: The same memory, as integers.
-        mask: Mask that removes the sign.
+        bits: The memory of ``values``, as integers.
+        mask: Bit mask that removes the sign from these integers.
         divisor: Divisor, in the type of the values.
+
+    Returns:
+        The largest magnitude before the division, as an integer with the same bits.
     """
     found = bits.dtype.type(0)
     for start in range(0, values.size, _IN_CACHE):
@@ -249,17 +252,17 @@ def _divide(values: Any, divisor: Any) -> None:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def collect(places: Any, listed: Any, mask: Any, bound: int, out: Any) -> int:
-    """Writes the positions of a list whose entries reach a bound.
+    """Writes the positions of those entries of a list that reach a bound.
 
     Args:
         places: Listed positions.
         listed: Entries at these positions, as integers.
-        mask: Mask that removes the sign.
-        bound: Bits of the smallest magnitude to write.
+        mask: Bit mask that removes the sign from these integers.
+        bound: Smallest magnitude to find, as an integer with the same bits.
         out: int64 output, one longer than the list.
 
     Returns:
-        Number of positions written.
+        The number of positions written.
     """
     count = 0
     for index in range(places.size):
@@ -271,16 +274,16 @@ def collect(places: Any, listed: Any, mask: Any, bound: int, out: Any) -> int:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def search(bits: Any, mask: Any, bound: Any, out: Any) -> int:
-    """Writes the positions of a block's entries that reach a bound.
+    """Writes the positions of those entries of a block that reach a bound.
 
     Args:
         bits: Entries of the block, as integers.
-        mask: Mask that removes the sign.
-        bound: Bits of the smallest magnitude to write.
+        mask: Bit mask that removes the sign from these integers.
+        bound: Smallest magnitude to find, as an integer with the same bits.
         out: int64 output, at least as long as the block.
 
     Returns:
-        Number of positions written.
+        The number of positions written.
     """
     # In the type of the entries: numba would compare in 64 bits, fewer entries at a time.
     kind = bits.dtype.type
@@ -485,7 +488,10 @@ def _longest(lists: Any) -> Any:
 
 @njit(nogil=True, cache=True, error_model="numpy")
 def list_of(lists: Any, start: int, stop: int) -> tuple[int, int, int]:
-    """Returns start, end and bound of the list of a range; -1 without a list."""
+    """Returns three numbers on the list of the range [start, stop): its start, its end, and its bound as an integer.
+
+    All three are -1 if the range has no list. ``lists`` has the columns that ``largest`` describes.
+    """
     row = np.searchsorted(lists[0], start)
     if row == lists.shape[1] or lists[0, row] != start or lists[1, row] != stop:
         return -1, -1, -1
@@ -509,19 +515,20 @@ def largest(
     """Finds the positions of the largest magnitudes of some ranges; ties go to the lowest positions.
 
     Args:
-        bits: Vector of shape (n,), as integers of the entries' size.
-        mask: Mask that removes the sign.
+        bits: Vector of shape (n,), read as integers of the same size.
+        mask: Bit mask that removes the sign from these integers.
         ranges: int64 array of shape (3, r): starts, stops, and number of entries wanted, from 0 to the range's length.
         places: Listed positions.
         listed: Entries at these positions, as integers.
-        lists: int64 array of shape (5, l), a column per listed range: start (increasing) and stop of the range; start
-            (-1 if dropped) and end of its list; bits of the least listed magnitude. Entries that reach it are listed
-            or touched.
-        touched: int64 positions that may have changed since, concatenated increasing sequences.
+        lists: int64 array of shape (5, l) with a column per listed range: start (increasing) and stop of the range;
+            start (-1 if dropped) and end of its list in ``places``; smallest listed magnitude, as an integer. All other
+            entries of the range are smaller, unless they are touched.
+        touched: int64 positions of entries that may have changed since they were listed: increasing sequences, one
+            after the other.
         ends: int64 ends of these sequences.
         out: int64 output of shape (sum of wanted,): positions range by range, increasing within each.
-        counts: int64 output: number of candidates compared per range; -1 for all entries.
-        cuts: Integer output: bits of the smallest selected magnitude per range; 0 where nothing was compared.
+        counts: int64 output: number of candidates compared in each range; -1 if all its entries were compared.
+        cuts: Integer output: smallest selected magnitude of each range, as an integer; 0 if nothing was compared.
     """
     counters = np.empty(1 << _DIGIT, np.int64)
     capacity = _longest(lists) + touched.size + 1 if ends.size else 0

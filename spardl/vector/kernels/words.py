@@ -1,4 +1,8 @@
-"""LLVM intrinsics and typed additions that numba lacks: bit counts, prefetches, and 16-bit floats."""
+"""LLVM intrinsics and typed additions that numba lacks: bit counts, prefetches, and 16-bit floats.
+
+numba cannot add 16-bit floats, so kernels get vectors of float16 as int16 arrays, and vectors of bfloat16 as uint16
+arrays, with the same bits.
+"""
 
 from __future__ import annotations
 
@@ -20,18 +24,18 @@ __all__ = ["adds_halves", "fetch", "is_short", "lowest_bit", "number_of_bits", "
 
 
 def adds_halves() -> bool:
-    """Returns whether this processor converts between float16 and float32; otherwise compiled code may not link."""
+    """Returns whether this processor can convert between float16 and float32; compiled float16 sums need this."""
     features = binding.get_host_cpu_features()
     return bool(features.get("f16c") or features.get("fullfp16"))
 
 
 def is_short(dtype: Any) -> bool:
-    """Returns whether numba's ``dtype`` represents a 16-bit float, whose sum takes several instructions."""
+    """Returns whether numba's ``dtype`` is an integer type of 16 bits, in which kernels get 16-bit floats."""
     return dtype in (types.uint16, types.int16)
 
 
 def sum_at(memory: Any, gradient: Any, place: Any) -> Any:
-    """Returns the sum of the entries of ``memory`` and ``gradient`` at ``place``; ``gradient`` may be ``None``."""
+    """Returns ``memory[place] + gradient[place]``, or ``memory[place]`` if ``gradient`` is ``None``."""
     raise NotImplementedError("sum_at() has no Python version; call it only in functions compiled by numba")
 
 
@@ -125,7 +129,7 @@ def number_of_bits(typing: Any, word: Any) -> Any:
 
 @intrinsic
 def fetch(typing: Any, array: Any, place: Any) -> Any:
-    """Prefetches an array element that is about to be read or written; does nothing for invalid positions."""
+    """Loads an array element into the cache before it is read or written; does nothing for invalid positions."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         start = context.make_array(signature.args[0])(context, builder, arguments[0]).data

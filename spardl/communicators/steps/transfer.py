@@ -129,9 +129,14 @@ class BlockExchange(NamedTuple):
 
     @classmethod
     def of(cls, accumulated: Accumulator, *, full: bool = False) -> BlockExchange:
-        """Returns an exchange with the message format of ``accumulated``, the vector of a worker.
+        """Returns an exchange with the message format of a worker's vector.
 
-        ``full`` states whether every vector has as many entries as its slot allows.
+        Args:
+            accumulated: Vector of the worker.
+            full: Whether every vector has as many entries as its slot allows.
+
+        Returns:
+            The exchange.
         """
         return cls(accumulated.form, full)
 

@@ -133,7 +133,8 @@ def _check_folder(folder: Path) -> None:
         if path.resolve().is_relative_to(CONFIGURATIONS) or not _sets_hydra(path, path.relative_to(folder)):
             continue
         raise ConfigError(
-            f"{path} cannot be used: it sets a part of Hydra; remove this setting, and type it as hydra.KEY=VALUE"
+            f"{path} cannot be used: it changes settings of Hydra itself (hydra.*); remove them from the file, and "
+            "pass them on the command line as hydra.KEY=VALUE"
         )
 
 

@@ -69,7 +69,10 @@ class MuonAdamW(torch.optim.Optimizer):
         matrices = [each for each in parameters if each.ndim == 2 and each not in others]
         rest = [each for each in parameters if each.ndim != 2 or each in others]
         if isinstance(model, nn.Module) and not matrices:
-            raise ConfigError(f"optimizer=muon finds no matrices in {type(model).__name__}; use optimizer=adamw or sgd")
+            raise ConfigError(
+                f"optimizer=muon finds no matrices in {type(model).__name__}, other than embeddings and the last "
+                "layer; use optimizer=adamw or sgd"
+            )
         rate = lr if adamw_lr is None else adamw_lr
         made: list[torch.optim.Optimizer] = []
         if matrices:

@@ -90,7 +90,7 @@ class ARCTopK(DenseCompressor):
         check_integer("compressor.seed", self.seed)
 
     def parts(self, context: Context) -> list[Range]:
-        """Returns the range of every non-empty tensor; ``k`` is the number of entries in its rows to send."""
+        """Returns the range of every non-empty tensor; its ``k`` is the number of entries that will be sent of it."""
         return [matrix.part for matrix in _matrices(context.layout, self.density, self.sketch)]
 
     def sizes(self, context: Context) -> list[int]:

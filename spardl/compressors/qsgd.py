@@ -102,7 +102,7 @@ class QSGD(CodeCompressor):
         return norms
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:
-        """Decodes each entry as its level / s, times the norm of its bucket."""
+        """Decodes each entry as its signed level / s, times the norm of its bucket."""
         form = self._form(context)
         norms, codes = form.read(message, dtype)
         padded = torch.zeros(form.scales * self.bucket_entries, dtype=dtype, device=message.device)

@@ -405,13 +405,15 @@ class PassWatch:
 
 
 def check_no_gradients(parameters: Iterable[nn.Parameter]) -> None:
-    """Checks that no parameter has a gradient, for an optimizer step without new averages, which must change nothing.
+    """Checks that all gradients are zero or ``None`` before an optimizer step without new averages.
+
+    Such a step must not change the weights.
 
     Args:
         parameters: Parameters of the optimizer.
 
     Raises:
-        ConfigError: If one of them has a gradient that is not zero.
+        ConfigError: If a gradient is not zero.
     """
     if any(_has_gradient(each) for each in parameters):
         raise ConfigError(

@@ -122,10 +122,12 @@ class MethodState:
                 self.overflowed = not values[-1]
 
     def change(self, factor: float = 1.0, more: Tensor | None = None) -> None:
-        """Adds a vector to the residual, then rescales residual and moments; called between two steps.
+        """Adds a vector to the residual, then rescales the state to gradients that are multiplied by a factor.
+
+        It is called between two steps.
 
         Args:
-            factor: Factor for all values in the unit of gradients: residual, velocity, and states of the parts.
+            factor: Factor for the residual, the velocity, and the states of compressor and communicator.
             more: Finite vector to add to the residual before it is rescaled, shape (n,); ``None`` for none.
         """
         self.catch_up()

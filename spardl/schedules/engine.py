@@ -272,7 +272,7 @@ class Engine(ABC):
         """Announces that a backward pass has completed the gradient of parameter ``number``."""
 
     def collect(self) -> None:
-        """Ends the backward passes of the current local rank: adds its gradient to its residual, and clears it."""
+        """Ends the backward passes of the current local rank: hands over its gradient, and sets it to zero."""
         self._step.collect()
 
     @abstractmethod

@@ -347,7 +347,9 @@ def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int]
         after = slice(layer + 1, None)
         earliest[layer] = (np.maximum(earliest[after], waits[layer, after]) + costs[layer, after]).min()
     if not np.isfinite(earliest).all():
-        raise ConfigError("layer_fusion: a ready time or cost is not finite; measure the profile again")
+        raise ConfigError(
+            "layer_fusion: a measured time is not finite; start the run again, or measure again (spardl profile)"
+        )
     return _fewest(waits, costs, float(earliest[0]))
 
 

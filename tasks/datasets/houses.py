@@ -145,7 +145,8 @@ def _price(row: Sequence[str], where: str) -> float:
         price = 0.0
     if len(row) != len(COLUMNS.split(",")) or not 0 < price < float("inf"):
         raise DataError(
-            f"{NAME} is damaged: {where}, must contain {COLUMNS} (a positive number); download it again from {ORIGIN}"
+            f"{NAME} is damaged: {where} must contain the numbers {COLUMNS}, with a price above 0; download it again "
+            f"from {ORIGIN}"
         )
     return price
 

@@ -153,7 +153,7 @@ def test_a_file_can_neither_allow_plugins_nor_set_hydra(
     if "plugins" in text:
         assert "a configuration file cannot allow plugins; type plugins=[mymodel] if you trust that code" in line
     else:
-        assert f"{path} cannot be used: it sets a part of Hydra" in line
+        assert f"{path} cannot be used: it changes settings of Hydra itself" in line
     assert not imported.exists()
 
 

@@ -143,7 +143,7 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
 
 
 def balance(team: Team, own: SparseVector, counts: Sequence[int], transport: BlockExchange) -> Program[SparseVector]:
-    """Redistributes the entries of all members into nearly equal blocks, and keeps their order.
+    """Redistributes the entries of all members, in the same order, into blocks with nearly equal numbers of entries.
 
     Args:
         team: Members in a fixed order.
@@ -152,8 +152,8 @@ def balance(team: Team, own: SparseVector, counts: Sequence[int], transport: Blo
         transport: Sends and receives sparse vectors.
 
     Returns:
-        This member's new block, of the same length as ``own``; the numbers of entries of all blocks differ by at most
-        one.
+        This member's new block, a sparse vector with the ``length`` of ``own``; the numbers of entries of all blocks
+        differ by at most one.
     """
     yield Phase.PACK
     # Borders of the old and of the new blocks, in entries counted over all members.

@@ -80,7 +80,7 @@ def draw(timelines: Sequence[tuple[str, Timeline]], path: Path, title: str) -> N
     except ImportError as error:
         raise ConfigError("a picture needs matplotlib; pip install 'spardl[report]'") from error
     if not timelines:
-        raise ConfigError("no timelines to draw; choose a method that a schedule supports")
+        raise ConfigError("no chosen schedule supports a chosen method, so there is nothing to draw; choose others")
     figure = Figure(figsize=(10, INCHES_AROUND + INCHES_PER_PAIR * len(timelines)), layout="constrained")
     formats = FigureCanvasAgg(figure).get_supported_filetypes()
     if path.suffix[1:] not in formats:

@@ -150,7 +150,7 @@ def test_a_bad_row(published, row):
     lines = (published / "HousesInfo.txt").read_text().splitlines()
     lines[1] = row
     (published / "HousesInfo.txt").write_text("\n".join(lines))
-    assert "HousesInfo.txt, line 2, must contain bedrooms" in complaint(published)
+    assert "HousesInfo.txt, line 2 must contain the numbers bedrooms" in complaint(published)
 
 
 @pytest.mark.parametrize(("content", "words"), [(b"", "is empty"), (b"\xff\xfe\x00", "cannot be read")])

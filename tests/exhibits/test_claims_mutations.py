@@ -24,7 +24,8 @@ from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.catalogue import load_all
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.papers.catalogue import catalogue
-from spardl.method.method import Method
+from spardl.method import method
+from spardl.method.method import Method, MethodState
 from spardl.method.residuals import GlobalResidual
 from spardl.vector.sparse import SparseVector
 from tests.support import harness
@@ -43,13 +44,13 @@ def composing() -> Iterator[None]:
         yield
 
 
-def final_loss(method: Method, seed: int, steps: int) -> float:
+def final_loss(made: Method, seed: int, steps: int) -> float:
     source = torch.Generator().manual_seed(seed)
     weights = torch.randn(LENGTH, generator=source, dtype=torch.float64).sign()
     own = torch.zeros(WORKERS, LENGTH, dtype=torch.float64)
     own[:, :AGAINST] = 10 * torch.randn(WORKERS, AGAINST, generator=source, dtype=torch.float64)
     own -= own.mean(0)
-    bench = harness.Bench.build(method, WORKERS, LENGTH)
+    bench = harness.Bench.build(made, WORKERS, LENGTH)
     for _ in range(steps):
         average = bench.step([weights + each for each in own])[0]
         weights -= LR * (average.dense() if isinstance(average, SparseVector) else average)
@@ -73,6 +74,7 @@ def judged(steps: int = STEPS) -> Any:
         for job, loss in zip(exhibit.jobs("paper"), losses, strict=True)
     }
     (claim,) = (each for each in load_all() if each.name == "SparDL: accuracy against dense")
+    claim = replace(claim, also=())
     return judging.judge(claim, {claim.exhibit: exhibit}, "paper", base.Results(Path("x"), found)).finding
 
 
@@ -91,8 +93,8 @@ def kept(share: float) -> Callable[..., None]:
     return keep
 
 
-def divided_twice(self: SparseVector, divisor: float) -> SparseVector:
-    return SparseVector(self.indices, self.values / divisor**2, self.length)
+def divided_twice(total: Tensor, workers: int, state: MethodState) -> Tensor:
+    return total / workers**2
 
 
 @pytest.mark.parametrize(
@@ -100,7 +102,7 @@ def divided_twice(self: SparseVector, divisor: float) -> SparseVector:
     [
         (GlobalResidual, "keep", kept(0.0)),
         (GlobalResidual, "keep", kept(0.5)),
-        (SparseVector, "divided", divided_twice),
+        (method, "_limited", divided_twice),
     ],
     ids=["residual dropped", "mass halved", "average scaled"],
 )

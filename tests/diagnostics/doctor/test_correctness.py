@@ -14,11 +14,10 @@ from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.diagnostics.doctor import correctness
 from spardl.method import registry
-from spardl.method.method import Method
+from spardl.method.method import Method, MethodState
 from spardl.method.recipes import make_method, method_names
 from spardl.method.residuals import GlobalResidual
 from spardl.vector.accumulator import Accumulator
-from spardl.vector.sparse import SparseVector
 from tests.diagnostics.doctor.common import Collected, Doctor
 from tests.support.harness import run_workers
 
@@ -39,12 +38,12 @@ def _forget(self: GlobalResidual, accumulated: Accumulator, final: torch.Tensor)
     accumulated.values.zero_()
 
 
-def _drift(self: SparseVector, divisor: int) -> SparseVector:
+def _drift(total: torch.Tensor, workers: int, state: MethodState) -> torch.Tensor:
     """Averages that are not the same on all workers, in the last bit of one entry."""
-    values = self.values / divisor
+    values = total / workers
     if dist.get_rank():
         values[0] = torch.nextafter(values[0], torch.tensor(9.0))
-    return SparseVector(self.indices, values, self.length)
+    return values
 
 
 @pytest.mark.timeout(60)
@@ -57,7 +56,7 @@ def _drift(self: SparseVector, divisor: int) -> SparseVector:
             "FAILED SparDL at density 0.01: the sum of averages and residuals differs",
         ),
         (
-            "spardl.vector.sparse.SparseVector.divided",
+            "spardl.method.method._limited",
             _drift,
             "FAILED SparDL at density 1: the average of worker 1 differs",
         ),

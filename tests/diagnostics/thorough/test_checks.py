@@ -210,7 +210,7 @@ def test_workers_are_forked_before_the_first_backward_pass(monkeypatch: pytest.M
 
 @pytest.mark.slow
 def test_an_average_that_is_a_sum_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.vector.sparse.SparseVector.divided", lambda self, divisor: self)
+    monkeypatch.setattr("spardl.method.method._limited", lambda total, workers, state: total)
     said(loops.check_attach(2)(HERE), Verdict.FAILED, "the weights differ from a manual loop on the CPU by ")
 
 

@@ -167,7 +167,7 @@ def test_the_scale_of_the_paper_is_for_a_cluster(monkeypatch: pytest.MonkeyPatch
     out = capsys.readouterr().out
     file = tmp_path / "report" / "trainings-paper-14.txt"
     assert f"for a cluster: sbatch --array=0-23%4 --ntasks=14 {ROOT / 'slurm' / 'array.sh'} {file}\n" in out
-    assert "Not run yet: 27 runs, 9 rows of unknown time\n" in out
+    assert "Not run yet: 27 runs, 2 rows of unknown time\n" in out
     lines = file.read_text().splitlines()
     assert len(lines) == 12 + 15 - 3  # a density of 1% is the preset's
     assert all("experiment=spardl/vgg16_cifar10" in line for line in lines)

@@ -322,7 +322,8 @@ class StepGuard:
         elif (same := self._applied_marks.pop(parameter)) is not None:
             if not same:
                 self._cleared.add(parameter)
-            elif _has_gradient(parameter):  # foreach functions clear a DTensor without increasing its version counter
+            # torch's foreach functions clear a DTensor without increasing its version counter.
+            elif local_part(parameter) is parameter or _has_gradient(parameter):
                 self._stale[parameter] = name
 
     def close(self) -> None:

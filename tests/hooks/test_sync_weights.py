@@ -252,10 +252,10 @@ def _disagrees(cluster: ProcessGroupCluster) -> list[str]:
 def test_different_models_are_refused_in_one_line() -> None:
     for said in run_workers(2, _disagrees):
         assert said == [
-            "rank 1 has weight 0 (w0)=(3, 5), rank 0 has weight 0 (w0)=(3, 4): all workers must be given the same",
-            "rank 1 has weight 1 (w1)=(3,), rank 0 has no weight 1 (w1): all workers must be given the same",
-            "rank 1 has no weight 0 (w0), rank 0 has weight 0 (w0)=(3,): all workers must be given the same",
-            "rank 1 has source=1, rank 0 has source=0: all workers must be given the same",
+            "rank 1 has weight 0 (w0)=(3, 5), rank 0 has weight 0 (w0)=(3, 4); all workers need the same value",
+            "rank 1 has weight 1 (w1)=(3,), rank 0 has no weight 1 (w1); all workers need the same value",
+            "rank 1 has no weight 0 (w0), rank 0 has weight 0 (w0)=(3,); all workers need the same value",
+            "rank 1 has source=1, rank 0 has source=0; all workers need the same value",
         ]
 
 

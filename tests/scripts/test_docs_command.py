@@ -114,5 +114,5 @@ def test_list_names_every_page_with_marks(monkeypatch: pytest.MonkeyPatch, capsy
 def test_a_page_has_one_renderer(tree: Path) -> None:
     mark = "<!-- x.y, smoke, table 1: written by scripts/docs.py -->"
     (tree / HOOKS).write_text(mark)
-    with pytest.raises(ConfigError, match=f"{HOOKS} must not quote tables of exhibits"):
+    with pytest.raises(ConfigError, match=f"{HOOKS} is generated, so it must not quote tables of exhibits"):
         docs.pages()

@@ -85,7 +85,7 @@ def test_html_is_escaped_and_marks_what_failed(small: Any) -> None:
 
 
 def test_a_row_of_the_wrong_length_is_refused() -> None:
-    with pytest.raises(ValueError, match="row a row must have a cell for each of .*, got 1 cells"):
+    with pytest.raises(ValueError, match=r"row a row must have a cell for each of .*, got 1 cells"):
         tables.Table("T", ("a", "b", "c"), [tables.Row("a row", [tables.Cell("1")], [])])
 
 

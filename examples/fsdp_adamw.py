@@ -2,7 +2,7 @@
 
 torchrun --standalone --nproc-per-node 4 examples/fsdp_adamw.py
 
-Each node keeps AdamW's moments of its own gradient, sharded like the parameters, and optimizer.step() applies averages.
+Each node keeps AdamW's moments of the node's gradient, sharded like the parameters; optimizer.step() applies averages.
 """
 
 import torch

@@ -29,7 +29,7 @@ from markupsafe import Markup
 from scripts import choices
 from scripts.exhibits.base import Basis, Picture
 from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing, explain
-from scripts.exhibits.charts.curves import draw_means, panels
+from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.kinds.trainings import VIRTUAL
 from scripts.exhibits.measures import Curve
@@ -124,13 +124,10 @@ def pictures(comparison: Comparison, wanted: Sequence[str] = ("steps", "seconds"
     words = {"steps": "steps", "seconds": f"{' or '.join(clocks)} seconds"}
     caption = f"{comparison.title}: means of all seeds, bands from the least to the most"
     names = [method.name for method in comparison.methods]
-    styles, parts = looks(names), panels(names)
     found = []
-    for number, shown in enumerate(parts, 1):
-        which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+    for which, key in keyed_panels(names, looks(names)):
         for clock in wanted:
-            drawing_one = partial(draw, comparison, clock, words[clock], shown)
-            key = {name: styles[name] for name in shown}
+            drawing_one = partial(draw, comparison, clock, words[clock], list(key))
             found.append(Picture(f"{clock}{which}", caption, drawing_one, f"against {words[clock]}{which}", key))
     return found
 

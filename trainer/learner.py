@@ -130,7 +130,7 @@ class Settings:
         max_steps: Maximum number of steps; ``None`` for no limit.
         batch_size: Number of examples per worker in one backward pass.
         eval_batch_size: Number of examples per worker in one evaluation pass.
-        accumulation: Number of backward passes per step, each with a batch of its own.
+        accumulation: Number of backward passes per step, each with another batch.
         clip_norm: Maximum 2-norm of the averaged gradient; with local updates or independent optimizers, of each
             worker's own gradient. ``None`` for no clipping.
         precision: Number format: fp32, fp64, bf16 or fp16. The last two are formats of matrix products only (autocast),
@@ -372,7 +372,8 @@ def sample_optimizer(make: OptimizerFactory) -> torch.optim.Optimizer:
     _check_numbers(getattr(make, "keywords", {}))
     try:
         # torch's optimizers import further modules for about a second: once here instead of in each worker.
-        return make([nn.Parameter(torch.zeros(shape)) for shape in ((1,), (1, 1))[: 1 + takes_model(make)]])
+        vector, matrix = nn.Parameter(torch.zeros(1)), nn.Parameter(torch.zeros(1, 1))
+        return make([vector, matrix] if takes_model(make) else [vector])
     except SpardlError:
         raise
     except Exception as error:

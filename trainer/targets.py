@@ -402,7 +402,8 @@ def _find(target: str) -> Any:
 
 
 _AUTO, _OPTIMIZER, _OUTER = (f"spardl.{kind.__name__}" for kind in (AutoMomentum, OptimizerMomentum, OuterSteps))
-_ADAM = (
+# Optimizers whose updates are compressed by chunk with scope=auto.
+_BY_CHUNK = (
     *(
         f"{module}.{kind.__name__}"
         for kind in (torch.optim.Adam, torch.optim.AdamW)
@@ -444,7 +445,7 @@ def resolve_scope(config: Mapping[str, Any]) -> dict[str, Any]:
         A new configuration.
     """
     compressor = config.get("compressor") or {}
-    if compressor.get("scope") != AUTO or (_moves_adam(config) and _takes_chunks(compressor)):
+    if compressor.get("scope") != AUTO or (_compresses_by_chunk(config) and _takes_chunks(compressor)):
         return dict(config)
     return {**config, "compressor": {**compressor, "scope": "model"}}
 
@@ -453,9 +454,9 @@ def _target(plain: Mapping[str, Any], node: str) -> Any:
     return (plain.get(node) or {}).get("_target_")
 
 
-def _moves_adam(plain: Mapping[str, Any]) -> bool:
+def _compresses_by_chunk(plain: Mapping[str, Any]) -> bool:
     moves = _target(plain, "momentum") == _AUTO and _target(plain, "schedule") != _OUTER
-    return moves and _target(plain, "optimizer") in _ADAM
+    return moves and _target(plain, "optimizer") in _BY_CHUNK
 
 
 def _takes_chunks(compressor: Mapping[str, Any]) -> bool:

@@ -49,7 +49,7 @@ Draw: TypeAlias = Callable[[Any], None]
 
 
 class Basis(NamedTuple):
-    """Sources of a value: what was measured, and what was assumed.
+    """Sources of a value: measurements and assumptions.
 
     Attributes:
         simulated: Quantities computed by a model.

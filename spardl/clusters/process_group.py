@@ -406,7 +406,7 @@ _COLLECTIVES: Mapping[type[Collective], Callable[[Tensor, dist.ProcessGroup, int
 
 
 class ProgramRunner(Generic[T]):
-    """Runs the program of one worker: performs the messages that it requests, and resumes it with what was received.
+    """Runs the program of one worker: sends and receives the messages that it requests.
 
     Args:
         program: Program to run.

@@ -94,7 +94,7 @@ class ARCTopK(DenseCompressor):
         return [matrix.part for matrix in _matrices(context.layout, self.density, self.sketch)]
 
     def sizes(self, context: Context) -> list[int]:
-        """Returns the number of entries in the sum of the sketches (omitted if there is none), and in the second sum.
+        """Returns the number of entries in the sum of the sketches (omitted without sketches), and in the second sum.
 
         The second sum contains the selected rows and the uncompressed tensors.
         """

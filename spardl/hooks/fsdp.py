@@ -34,7 +34,7 @@ from spardl.hooks.handle import GradientHandle, Handle
 from spardl.hooks.optimizer_steps import after_backward
 from spardl.hooks.synchronizer import check_still_frozen
 from spardl.method.method import Method, MethodState
-from spardl.method.moving import Optimizers, matrices_of, optimizers_of, resolve_momentum
+from spardl.method.moving import Optimizers, matrices_of, optimizers_of, resolve_momentum, trained_by
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_owner, check_whole, compare, kind_of, method_settings
 from spardl.method.refusals import NonFiniteCounts, NonFiniteReports, is_due
@@ -236,7 +236,7 @@ class Sharded(Handle):
 class ShardedUpdates(GradientHandle):
     """Handle of an FSDP model whose optimizer only applies averaged updates, as returned by :func:`attach_fsdp`.
 
-    The method treats each node as one worker. Each node keeps moments of its own gradient, of which each process holds
+    The method treats each node as one worker. Each node keeps moments of its gradient, of which each process holds
     the shard that belongs to its parameters.
 
     Args:
@@ -273,8 +273,7 @@ class ShardedUpdates(GradientHandle):
                 "the model has no sharded parameter with requires_grad; call attach_fsdp() after fully_shard() and "
                 "before the first forward pass"
             )
-        own = {each for optimizer in optimizers for group in optimizer.param_groups for each in group["params"]}
-        if own.isdisjoint(pair.parameter for pair in trained):
+        if trained_by(optimizers).keys().isdisjoint(pair.parameter for pair in trained):
             raise ConfigError("optimizer has none of the sharded parameters; create it after fully_shard()")
         meshes = _meshes(pair.parameter for pair in trained)
         if local_part(trained[0].parameter).device.type != meshes[0].device_type:

@@ -256,7 +256,9 @@ class Patch(Receiver):
             The new bits of the changed weights as int16, indexed by position in all tensors together; ``None`` if it is
             cheaper, or necessary, to send all weights.
         """
-        dense = not self.confirmed or message_bytes(self._slot(self._count_changed()), torch.int16) >= 2 * self.count
+        dense = (
+            not self.confirmed or message_bytes(Slot(self._count_changed(), self.count), torch.int16) >= 2 * self.count
+        )
         self.confirmed = False
         if dense:
             for tensor, held in zip(self.tensors, self.parts(), strict=True):
@@ -271,9 +273,6 @@ class Patch(Receiver):
             held[places] = values[-1]
             start += tensor.numel()
         return SparseVector(torch.cat(indices), torch.cat(values), self.count)
-
-    def _slot(self, changed: int) -> Slot:
-        return Slot(changed, self.count)
 
     def _count_changed(self) -> int:
         # Counted before the indices are listed, which take four times the memory of the weights if all have changed.

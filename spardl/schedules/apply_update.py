@@ -192,7 +192,7 @@ class ApplyUpdate:
 
     @property
     def trained(self) -> bool:
-        """Whether the optimizer has state of its own, from earlier steps or a checkpoint without local updates."""
+        """Whether the optimizer has state from earlier steps, or from a checkpoint without local updates."""
         return bool(self._optimizer.state)
 
     @property
@@ -206,7 +206,7 @@ class ApplyUpdate:
         return type(self._optimizer).__name__
 
     def steps(self, parameters: Iterable[nn.Parameter]) -> int:
-        """Returns the largest step count in the optimizer's state of ``parameters``; 0 if there is none."""
+        """Returns the largest step count in the optimizer's state of ``parameters``; 0 without any state."""
         # Other optimizers have some of them.
         return max((int(self._optimizer.state.get(each, {}).get("step", 0)) for each in parameters), default=0)
 

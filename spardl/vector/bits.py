@@ -6,15 +6,43 @@ lowest bits. Memory is accessed in order, so packing takes a few vectorized pass
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-__all__ = ["WIDTHS", "ScaledCodes", "aligned", "low_bits", "pack_codes", "packed_bytes", "unpack_codes"]
+__all__ = [
+    "INTEGERS",
+    "WIDTHS",
+    "ScaledCodes",
+    "aligned",
+    "integers_on",
+    "low_bits",
+    "pack_codes",
+    "packed_bytes",
+    "unpack_codes",
+]
 
 WIDTHS = (1, 2, 4, 8)
 """Supported numbers of bits per code."""
+
+INTEGERS: Mapping[int, torch.dtype] = MappingProxyType({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64})
+"""Integer dtype by the size of an entry in bytes, to read the bits of numbers of that size."""
+
+
+def integers_on(device: torch.device, numbers: Any) -> Tensor:
+    """Copies integers to a device without waiting for it.
+
+    Args:
+        device: Device of the result.
+        numbers: Integers, or sequences of integers of equal lengths.
+
+    Returns:
+        int64 tensor of shape (m,), or (r, m) for r sequences.
+    """
+    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
 
 
 def packed_bytes(count: int, bits: int) -> int:

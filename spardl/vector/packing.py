@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from spardl.basics.errors import ProgramError
-from spardl.vector.bits import low_bits, pack_codes, packed_bytes, unpack_codes
-from spardl.vector.kernels import compiled, runs_triton
+from spardl.vector.bits import INTEGERS, integers_on, low_bits, pack_codes, packed_bytes, unpack_codes
+from spardl.vector.kernels import MOST_PER_PROGRAM, compiled, runs_triton
 from spardl.vector.norms import host_reads
 from spardl.vector.sparse import SparseVector
 
@@ -48,9 +48,6 @@ __all__ = [
 ]
 
 # Integer types for raw copies of values, by size in bytes: numpy has no bfloat16.
-_RAW_DTYPES = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-# One program decodes a slot on a GPU; torch is faster for larger slots.
-_LONGEST_DECODED = 1 << 16
 
 
 NIBBLE = 4
@@ -168,14 +165,14 @@ def pack(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor | Non
 def _pack_compiled(vector: SparseVector, slot: Slot, dtype: torch.dtype, out: Tensor) -> None:
     from spardl.vector.kernels import codec  # noqa: PLC0415 - takes seconds to import
 
-    values = vector.values.to(dtype).view(_RAW_DTYPES[dtype.itemsize])
+    values = vector.values.to(dtype).view(INTEGERS[dtype.itemsize])
     codec.write(values.numpy(), vector.indices.numpy(), *slot, out.numpy())
 
 
 def _pack_on_gpu(indices: Tensor, values: Tensor | None, slot: Slot, out: Tensor, places: Tensor) -> None:
     from spardl.vector.kernels import gpu_codec  # noqa: PLC0415 - triton is installed only with CUDA
 
-    raw, sizes = _RAW_DTYPES[places.itemsize], _index_sizes(slot)
+    raw, sizes = INTEGERS[places.itemsize], _index_sizes(slot)
     numbers = (slot.capacity, slot.length, *sizes)
     own = None if values is None else values.contiguous().view(raw)
     gpu_codec.encode(indices.contiguous(), own, numbers, out, places.view(raw))
@@ -264,7 +261,7 @@ def _decode_compiled(messages: Tensor, slots: Sequence[Slot], dtype: torch.dtype
     from spardl.vector.kernels import codec  # noqa: PLC0415
 
     table, capacity, length = _table(tuple(slots))
-    indices, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=_RAW_DTYPES[dtype.itemsize])
+    indices, values = torch.empty(capacity, dtype=torch.int64), torch.empty(capacity, dtype=INTEGERS[dtype.itemsize])
     count = codec.decode(messages.numpy(), table, indices.numpy(), values.numpy())
     if count < 0:
         raise too_short(messages)
@@ -303,7 +300,7 @@ def _decode(
     sizes = [message_bytes(slot, dtype) for slot in slots]
     if sum(sizes) > messages.numel():
         raise too_short(messages)
-    if runs_triton(messages) and max(slot.capacity for slot in slots) <= _LONGEST_DECODED:
+    if runs_triton(messages) and max(slot.capacity for slot in slots) <= MOST_PER_PROGRAM:
         return _decode_on_gpu(messages[: sum(sizes)], tuple(slots), dtype, into, full=full)
     parts, values, start = [], [], 0
     for message, slot in zip(messages[: sum(sizes)].split(sizes), slots, strict=True):
@@ -335,7 +332,7 @@ def _decode_on_gpu(
     from spardl.vector.kernels import gpu, gpu_codec  # noqa: PLC0415
 
     _, capacity, length = _table(slots)
-    raw = messages.contiguous().view(_RAW_DTYPES[dtype.itemsize])
+    raw = messages.contiguous().view(INTEGERS[dtype.itemsize])
     table = _gpu_table(slots, dtype, messages.device, gpu.stream_of(messages.device))
     indices, values = gpu_codec.decode(messages, raw, table, capacity, full=full)
     if full:
@@ -346,15 +343,13 @@ def _decode_on_gpu(
 @lru_cache(maxsize=256)
 def _gpu_table(slots: tuple[Slot, ...], dtype: torch.dtype, device: torch.device, stream: int) -> Tensor:
     """Table of the slots on the device; cached for a stream, so that only the first step copies it."""
-    from spardl.vector.kernels import gpu_codec  # noqa: PLC0415
-
     rows, begin, entries, start = [], 0, 0, 0
     for slot in slots:
         rows.append((begin, slot.capacity, slot.length, *_index_sizes(slot), entries, start))
         begin += message_bytes(slot, dtype)
         entries += slot.capacity
         start += slot.length
-    return gpu_codec.table_of(rows, device)
+    return integers_on(device, rows)
 
 
 def _indices(code: Tensor, slot: Slot) -> Tensor:

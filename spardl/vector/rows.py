@@ -10,6 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from spardl.vector.bits import INTEGERS
 from spardl.vector.layout import Ranges
 
 __all__ = [
@@ -116,11 +117,8 @@ def least_of_rows(values: Tensor, wanted: NDArray[np.int64]) -> tuple[Tensor, Te
 
 def _keys(values: Tensor) -> NDArray[Any]:
     """Returns the magnitudes as integers, in new memory."""
-    bits = values.detach().view(_BITS[values.itemsize]).numpy()
+    bits = values.detach().view(INTEGERS[values.itemsize]).numpy()
     return bits & np.iinfo(bits.dtype).max
-
-
-_BITS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 # The largest entries of many short ranges: rows of a matrix instead of a loop over ranges.
@@ -144,7 +142,7 @@ def runs_of(starts: Integers, stops: Integers) -> list[slice]:
 
     Returns:
         Slices of the sequence of ranges that together cover it in order. A slice of several ranges is such a matrix;
-        all other ranges are slices of their own.
+        each other range is one slice.
     """
     if not starts.size:
         return []

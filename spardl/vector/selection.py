@@ -21,7 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from spardl.vector.kernels import compiled, runs_triton
+from spardl.vector.bits import integers_on
+from spardl.vector.kernels import MOST_PER_PROGRAM, compiled, runs_triton
 from spardl.vector.layout import Range, Ranges
 from spardl.vector.norms import host_reads
 from spardl.vector.rows import (
@@ -460,9 +461,6 @@ def _search_compiled(values: Tensor, bound: float) -> Tensor:
 _CAPACITY, _EXTRA = 4, 64
 # Flags for the rest of a step, which are allocated with those of the gradient.
 _SPARE = 14
-# One program selects in each range, and compares all of its entries if a bound was wrong. That takes too long in longer
-# ranges, where torch finds the largest entries with all of the GPU. No GPU has been available to measure the limit.
-_LONGEST = 1 << 16
 # Tables that are kept; schedules of the density need new ones in every step.
 _MOST_TABLES = 16
 
@@ -537,7 +535,8 @@ class UnreadFinder(PortableFinder):
     def largest(self, values: Tensor, parts: Sequence[Range], touched: Sequence[Tensor]) -> Chosen:
         """Selects the entries of all ranges in one launch."""
         ranges = Ranges.of(parts)
-        if max(part.stop - part.start for part in parts) > _LONGEST:
+        # One program selects in each range, and compares all of its entries if a bound was wrong.
+        if (ranges.columns[1] - ranges.columns[0]).max() > MOST_PER_PROGRAM:
             return _largest_unread(values, ranges)
         from spardl.vector.kernels import gpu_select  # noqa: PLC0415
 
@@ -563,7 +562,7 @@ class UnreadFinder(PortableFinder):
             offset, begin = offset + k, begin + room
         if self._scratch.numel() < begin or self._scratch.device != device:
             self._scratch = torch.empty(begin, dtype=torch.int32, device=device)
-        table = torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
+        table = integers_on(device, rows)
         if self._added:
             if len(self._tables) >= _MOST_TABLES:
                 del self._tables[next(iter(self._tables))]

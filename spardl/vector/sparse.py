@@ -6,16 +6,16 @@ vectors, ``values`` has shape (n,), and ``positions`` has shape (k,) and holds d
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from spardl.vector.kernels import compiled, runs_triton
+from spardl.vector.bits import INTEGERS
+from spardl.vector.kernels import MOST_PER_PROGRAM, compiled, runs_triton
 from spardl.vector.norms import Magnitudes, clip_overflow, host_reads, largest_magnitude
 from spardl.vector.selection import top_k, top_k_unread
 
@@ -40,7 +40,6 @@ __all__ = [
 
 
 # Integer types for raw copies of entries: numpy has no bfloat16.
-_BITS: Mapping[int, torch.dtype] = MappingProxyType({2: torch.int16, 4: torch.int32, 8: torch.int64})
 
 
 def gather(values: Tensor, positions: Tensor) -> Tensor:
@@ -142,7 +141,7 @@ def add(values: Tensor, positions: Tensor, amounts: Tensor) -> tuple[Tensor, flo
 
 
 def _raw(values: Tensor) -> Any:
-    return values.detach().view(_BITS[values.itemsize]).numpy()
+    return values.detach().view(INTEGERS[values.itemsize]).numpy()
 
 
 # Operations on increasing positions.
@@ -216,8 +215,8 @@ def _raw_bits(tensor: Tensor) -> Any:
 
 
 _COMPILED_TYPES = (torch.float32, torch.float64)
-# Kernels search each index in every vector, and one program selects among all entries; torch is faster for more.
-_MOST_ADDED, _LONGEST_SELECTED = 8, 1 << 16
+# Kernels search each index in every vector; torch is faster for more vectors.
+_MOST_ADDED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,8 +254,8 @@ class SparseVector:
         return SparseVector(self.indices[places], self.values[places], self.length)
 
     def divided(self, divisor: float) -> SparseVector:
-        """Returns the vector divided by a number, ``divisor``."""
-        return SparseVector(self.indices, self.values / divisor, self.length)
+        """Returns the vector divided by a number, ``divisor``; the vector itself if that is 1."""
+        return self if divisor == 1 else SparseVector(self.indices, self.values / divisor, self.length)
 
     def dense(self) -> Tensor:
         """Returns the vector as a new dense tensor, shape (length,)."""
@@ -372,7 +371,7 @@ def top_padded(merged: SparseVector, k: int) -> tuple[SparseVector, SparseVector
         others repeats a kept entry, its value is -0, which changes no sum.
     """
     indices, values = merged.indices, merged.values
-    if _adds_on_gpu([merged]) and k and indices.numel() <= _LONGEST_SELECTED:
+    if _adds_on_gpu([merged]) and k and indices.numel() <= MOST_PER_PROGRAM:
         from spardl.vector.kernels import gpu, gpu_merge, gpu_select  # noqa: PLC0415
 
         table = gpu_select.table_of_all(indices.numel(), k, indices.device, gpu.stream_of(indices.device))

@@ -9,10 +9,10 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts.palette import SOFT, looks
+from scripts.exhibits.charts.palette import SOFT, Look, looks
 from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
 
-__all__ = ["Band", "band", "draw_means", "panels"]
+__all__ = ["Band", "band", "draw_means", "keyed_panels", "panels"]
 
 # Most lines in a panel.
 MOST = 5
@@ -69,6 +69,23 @@ def panels(names: Sequence[str], common: Collection[str] = ()) -> list[list[str]
     count = math.ceil(len(rest) / (MOST - len(shared)))
     ends = [round(place * len(rest) / count) for place in range(count + 1)]
     return [[*shared, *rest[low:high]] for low, high in pairwise(ends)]
+
+
+def keyed_panels(
+    names: Sequence[str], styles: Mapping[str, Look], common: Collection[str] = ()
+) -> list[tuple[str, dict[str, Look]]]:
+    """Suffix of the title and key of each panel; see :func:`panels`.
+
+    Args:
+        names: Names of all lines; without any there is no panel.
+        styles: Look of each line.
+        common: At most four names that every panel shows, such as the baseline.
+    """
+    parts = panels(names, common) if names else []
+    return [
+        (f" ({number} of {len(parts)})" if len(parts) > 1 else "", {name: styles[name] for name in shown})
+        for number, shown in enumerate(parts, 1)
+    ]
 
 
 def draw_means(

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from scripts.benchmarks.ddp_hooks import ALONE
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
-from scripts.exhibits.charts.curves import draw_means, panels
+from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
@@ -269,13 +269,10 @@ class Frontier(Exhibit):
         pictures = []
         for course in courses:
             names = [entrant.name for entrant in course.entrants]
-            styles, parts = looks(names), panels(names, names[:1])
-            for number, shown in enumerate(parts, 1):
-                which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
-                key = {name: styles[name] for name in shown}
+            for which, key in keyed_panels(names, looks(names), names[:1]):
                 for gbit in course.gbits:
                     title = f"{course.name}, {1000 * gbit:g} Mbit/s{which}"
-                    draw = partial(self._draw, course, gbit, results, shown)
+                    draw = partial(self._draw, course, gbit, results, list(key))
                     pictures.append(Picture(title, caption, draw, title, key))
         return pictures
 

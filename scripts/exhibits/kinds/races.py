@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
-from scripts.exhibits.charts.curves import draw_means, panels
+from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.failures import failed, succeeded
 from scripts.exhibits.jobs import Outcome
@@ -223,18 +223,16 @@ class Race(Exhibit):
             f"{f'The dotted line is the target ({target.words}). ' if target else ''}{self._hardware(scale, results)}"
         )
         names = [entrant.name for entrant in course.entrants]
-        styles, parts = looks(names), panels(names, names[:1])
-        which = [f" ({number} of {len(parts)})" if len(parts) > 1 else "" for number in range(1, len(parts) + 1)]
         return [
             Picture(
-                f"{gbit:g} Gbit/s{each}",
+                f"{gbit:g} Gbit/s{which}",
                 caption,
-                partial(self._draw, course, gbit, target, results, shown),
-                f"{course.what}, {gbit:g} Gbit/s{each}",
-                {name: styles[name] for name in shown},
+                partial(self._draw, course, gbit, target, results, list(key)),
+                f"{course.what}, {gbit:g} Gbit/s{which}",
+                key,
             )
             for gbit in course.gbits
-            for shown, each in zip(parts, which, strict=True)
+            for which, key in keyed_panels(names, looks(names), names[:1])
         ]
 
     def _hardware(self, scale: str, results: Results) -> str:

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
-from scripts.exhibits.charts.curves import draw_means, panels
+from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Labels, Outcome, Training
@@ -295,11 +295,8 @@ class MethodComparison(Planned):
         pictures = []
         for case in plan.cases:
             good = [name for name, outcomes in self._good(plan, case, results).items() if outcomes]
-            parts = panels(good, baseline) if good else []
-            for number, shown in enumerate(parts, 1):
-                which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
-                draw = partial(self._draw, plan, case, results, shown)
-                key = {name: styles[name] for name in shown}
+            for which, key in keyed_panels(good, styles, baseline):
+                draw = partial(self._draw, plan, case, results, list(key))
                 pictures.append(Picture(f"{case.name}{which}", caption, draw, f"{case.title}{which}", key))
         return pictures
 

@@ -122,7 +122,7 @@ def pick_device(wanted: str, local_rank: int, local_size: int, option: str = "cl
 
 
 def count_gpus(wanted: str, sharing: int, option: str = "cluster.device") -> int:
-    """Returns the number of GPUs of this machine that workers may use; 0 if ``wanted`` is cpu or there is none.
+    """Returns the number of GPUs of this machine that workers may use; 0 without a GPU, or if ``wanted`` is cpu.
 
     Args:
         wanted: Device to use: cpu, cuda, or auto.
@@ -220,7 +220,7 @@ def leads(environment: Mapping[str, str]) -> bool:
 
 
 def find_secret(environment: Mapping[str, str]) -> str:
-    """Returns a text that is equal for the workers of one run, by which runs that use the same port are told apart.
+    """Returns a text that identifies the workers of one run among runs that use the same port.
 
     It is the value of ``SPARDL_SECRET`` if that is set, for example by ``slurm/step.sh``. Otherwise it is the name of
     the run in torchrun or Slurm, which is not confidential but differs between runs.

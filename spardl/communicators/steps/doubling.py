@@ -54,7 +54,7 @@ class Target(NamedTuple):
             kept, dropped = top_padded(merge_padded(blocks), self.slot.capacity)
         else:
             kept, dropped = merge(blocks).top(self.slot.capacity)
-        self.accumulated.add(self.start, dropped.divided(holders) if holders > 1 else dropped)
+        self.accumulated.add(self.start, dropped.divided(holders))
         return self.accumulated.rounded(self.start, kept, holders)
 
 

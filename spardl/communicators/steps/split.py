@@ -18,6 +18,7 @@ import torch
 
 from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Bounds, Cost, Exchange, Phase, Program, Receive, Send, Team, log2_ceil
+from spardl.vector.bits import integers_on
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, merge
 
@@ -101,7 +102,7 @@ def _bucket_exchange(
 def cut_apart(vector: SparseVector, borders: Sequence[int]) -> list[SparseVector]:
     """Splits a vector at increasing ``borders`` into vectors whose indices are relative to their starts."""
     # A copy to a device that does not wait for it.
-    wanted = torch.tensor(borders).to(vector.indices.device, non_blocking=True)
+    wanted = integers_on(vector.indices.device, borders)
     cuts = torch.searchsorted(vector.indices, wanted).tolist()
     return [
         SparseVector(vector.indices[low:high] - start, vector.values[low:high], stop - start)
@@ -122,12 +123,11 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
     Returns:
         The number that each member sent to this one, by position in the team.
     """
-    own = torch.tensor([counts[team.at(offset)] for offset in range(team.size)], dtype=torch.int64)
-    held = own.to(device, non_blocking=True)
+    held = integers_on(device, [counts[team.at(offset)] for offset in range(team.size)])
     # Store and forward: a number with distance d to its receiver takes one hop per set bit of d.
     for level in range((team.size - 1).bit_length()):
         distances = [distance for distance in range(team.size) if distance >> level & 1]
-        moving = torch.tensor(distances).to(device, non_blocking=True)
+        moving = integers_on(device, distances)
         send = Send(team.rank(1 << level), held[moving], moving.numel())
         arrived = yield Exchange([send], [Receive(team.rank(-(1 << level)), moving.numel(), torch.int64)])
         held[moving] = arrived[0]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send, Team
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.bits import integers_on
 from spardl.vector.packing import Slot, message_words
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Form
@@ -265,7 +266,7 @@ def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -
         The numbers of each member, by position in the team.
     """
     sizes = [len(counts)] * team.size
-    own = torch.tensor(counts, dtype=torch.int64).to(device, non_blocking=True)
+    own = integers_on(device, counts)
     # The host waits once, for all numbers together.
     rows = (yield from all_gather_around(team, own, sizes, sizes)).view(team.size, -1).tolist()
     return [rows[(position - team.position) % team.size] for position in range(team.size)]

@@ -84,7 +84,7 @@ class Findings:
             self.fail(f"{text}; {fix}")
 
     def progress(self, text: str) -> None:
-        """Prints to stderr what is done next, because it may take a while."""
+        """Prints to stderr the next check, because it may take a while."""
         if self.prints:
             print(text, file=sys.stderr, flush=True)
 
@@ -179,7 +179,7 @@ def own_address(backend: str) -> tuple[str | None, str]:
         backend: Name of the backend: ``gloo`` or ``nccl``.
 
     Returns:
-        The IPv4 address, or ``None`` if there is none; and its source as text, such as ``host name node1``.
+        The IPv4 address, or ``None`` without one; and its source as text, such as ``host name node1``.
     """
     variable = VARIABLES[backend]
     named = os.environ.get(variable, "")

@@ -1,7 +1,7 @@
 """Checks that synchronizations on this cluster satisfy two laws that hold for every method.
 
-First, the averages (replicas) on all workers are bitwise equal. Second, gradients are conserved: what is missing in the
-averages is in the residuals.
+First, the averages (replicas) on all workers are bitwise equal. Second, gradients are conserved: the
+residuals contain all that the averages lack.
 """
 
 from __future__ import annotations
@@ -67,9 +67,9 @@ class Trial(NamedTuple):
     """Result of running a method on known gradients.
 
     Attributes:
-        problem: Description of the fault; ``None`` if there is none. Equal on all workers.
-        lost: 2-norm of what is neither in averages nor in residuals, divided by that of the gradients; 0 without a
-            check, because the method may lose gradients.
+        problem: Description of the fault; ``None`` without a fault. Equal on all workers.
+        lost: 2-norm of the part that is neither in averages nor in residuals, divided by that of the gradients; 0
+            without a check, because the method may lose gradients.
         average: Last average, shape (n,), on the CPU.
     """
 

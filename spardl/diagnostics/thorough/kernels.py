@@ -17,6 +17,7 @@ from torch import Tensor
 from spardl.diagnostics.thorough.outcome import Outcome, Place, failed, judged, ok, warned
 from spardl.diagnostics.timeline.measure import Clock
 from spardl.vector import sparse
+from spardl.vector.bits import INTEGERS
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Range
 from spardl.vector.packing import Slot, pack, unpack
@@ -123,7 +124,6 @@ def _timed(place: Place, work: Callable[[], object], after: Callable[[], object]
 
 
 _GPU_SIZES, _SMALL_SIZES = (1, 1000, 1_000_000, 14_700_000), (1, 1000, 20_000)
-_WHOLE = {2: torch.int16, 4: torch.int32, 8: torch.int64}
 _FIX = "set SPARDL_KERNELS=portable, and report a bug with the file of --json"
 
 
@@ -179,7 +179,7 @@ def _differences(values: Tensor, gradient: Tensor | None, device: torch.device) 
     numbers = ranges.starts.tolist(), ranges.stops.tolist(), ranges.bounds.tolist()
     positions, counts = add_and_list(memory, added, *numbers, int(ranges.capacities.sum()))
     listed = torch.cat([finder.listed(start, stop) for start, stop in zip(*numbers[:2], strict=True)])
-    whole = _WHOLE[values.itemsize]
+    whole = INTEGERS[values.itemsize]
     same = {
         # NaN has many bit patterns, which may differ between devices.
         "the sums": _equal(memory.view(whole)[~memory.isnan()], portable.view(whole)[~portable.isnan()]),
@@ -194,7 +194,7 @@ def _equal(one: Tensor, other: Tensor) -> bool:
 
 
 def _ranges(values: Tensor, gradient: Tensor | None) -> ListingRanges:
-    """Returns three ranges with a gap, room for all entries, and thresholds that some of the sums just reach."""
+    """Returns three ranges with a gap, space for all entries, and thresholds that some of the sums just reach."""
     length = values.numel()
     edges = np.array([0, length // 3, length // 3, length // 2, length // 2 + length // 9, length], np.int64)
     sums = (values if gradient is None else values + gradient).abs()
@@ -249,7 +249,7 @@ def _on_device(values: Tensor, place: Place) -> dict[str, Tensor]:
 
 def _stages(values: Tensor) -> dict[str, Tensor]:
     """Returns the stages of a vector that is sent to another worker (selection, message, sum), as bits on the CPU."""
-    length, whole = values.numel(), _WHOLE[values.itemsize]
+    length, whole = values.numel(), INTEGERS[values.itemsize]
     positions = top_k(values, max(1, length // 100))
     picked = SparseVector(positions, values[positions], length)
     slot = Slot(len(picked) + 3, length + 5)

@@ -20,7 +20,13 @@ from torch import Tensor
 from spardl.basics.errors import ConfigError, first_line
 from spardl.basics.files import private_temporary_folder
 
-__all__ = ["compiled", "njit", "runs_triton"]
+__all__ = ["MOST_PER_PROGRAM", "compiled", "njit", "runs_triton"]
+
+MOST_PER_PROGRAM = 1 << 16
+"""Number of entries up to which one Triton program handles a range or message; torch uses all of the GPU for more.
+
+An estimate: no GPU has been available to measure it.
+"""
 
 # Tests add an emulated device.
 _TRITON_DEVICES = frozenset({"cuda"})

@@ -18,7 +18,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-__all__ = ["add_and_list", "below", "kernel", "launch", "ones", "rounded"]
+__all__ = ["add_and_list", "below", "grid", "kernel", "launch", "ones", "packed", "rounded", "segment_at", "stream_of"]
 
 _TILE = 4096  # entries per program: 16 per thread and vector, enough loads in flight with a few programs per SM
 _GROUP = 8  # tiles whose bits one program turns into positions: one tile has only 512 bytes of bits
@@ -165,6 +165,11 @@ def launch(function: Any, grid: tuple[int, ...], *arguments: Any, **options: Any
         function[grid](*arguments, enable_fp_fusion=_EXACT, **options)
 
 
+def grid(count: int, tile: int) -> tuple[int, ...]:
+    """Returns the number of programs for ``count`` entries with ``tile`` entries each, for ``launch``."""
+    return (triton.cdiv(count, tile),)
+
+
 def stream_of(device: torch.device) -> int:
     """Returns a number that identifies the current stream of ``device``; 0 for devices without streams.
 
@@ -177,7 +182,7 @@ def kernel(function: Callable[..., object]) -> Any:
     """Compiles a function for the device at its first launch.
 
     Args:
-        function: Kernel in Triton's language. It is not compiled anew for each value of parameters that are annotated
+        function: Kernel in Triton's language. It is not compiled again for each value of parameters that are annotated
             as ``int``.
 
     Returns:
@@ -211,6 +216,23 @@ def _add_tile(
         magnitude = _added(memory, gradient, at, None, wide)
     else:
         magnitude = _added(memory, gradient, at, at < length, wide)
+    segment = segment_at(edges, segments, start)
+    bits = packed(magnitude, tl.load(bounds + segment), tile)
+    edge = tl.load(edges + segment + 1)
+    first = start + 32 * tl.arange(0, tile // 32)
+    while edge < stop:  # a tile across edges: each further segment decides the bits after its start
+        segment += 1
+        settled = below(edge - first)
+        behind = packed(magnitude, tl.load(bounds + segment), tile)
+        bits = behind ^ ((bits ^ behind) & settled)  # avoids ~, which fails for unsigned numbers in the interpreter
+        edge = tl.load(edges + segment + 1)
+    tl.store(words + first // 32, bits.to(tl.int32, bitcast=True))
+    tl.store(counts + number, tl.sum(ones(bits)))
+
+
+@kernel
+def segment_at(edges: tl.tensor, segments: int, start: tl.tensor) -> tl.tensor:
+    """Finds the number of the segment that contains a position; segment i starts at ``edges[i]``."""
     segment = 0
     beyond = segments
     while beyond - segment > 1:
@@ -218,17 +240,7 @@ def _add_tile(
         is_left = tl.load(edges + middle) <= start
         segment = tl.where(is_left, middle, segment)
         beyond = tl.where(is_left, beyond, middle)
-    bits = _packed(magnitude, tl.load(bounds + segment), tile)
-    edge = tl.load(edges + segment + 1)
-    first = start + 32 * tl.arange(0, tile // 32)
-    while edge < stop:  # a tile across edges: each further segment decides the bits after its start
-        segment += 1
-        settled = below(edge - first)
-        behind = _packed(magnitude, tl.load(bounds + segment), tile)
-        bits = behind ^ ((bits ^ behind) & settled)  # avoids ~, which fails for unsigned numbers in the interpreter
-        edge = tl.load(edges + segment + 1)
-    tl.store(words + first // 32, bits.to(tl.int32, bitcast=True))
-    tl.store(counts + number, tl.sum(ones(bits)))
+    return segment
 
 
 @kernel
@@ -269,7 +281,7 @@ def rounded(value: tl.tensor, narrow: tl.constexpr) -> tuple[tl.tensor, tl.tenso
 
 
 @kernel
-def _packed(magnitude: tl.tensor, bound: tl.tensor, tile: tl.constexpr) -> tl.tensor:
+def packed(magnitude: tl.tensor, bound: tl.tensor, tile: tl.constexpr) -> tl.tensor:
     """One bit per entry that reaches the bound, shape (tile / 32,); the lowest bit of the first word comes first."""
     rows = tl.reshape(magnitude >= bound, [tile // 32, 32])
     return tl.sum(rows.to(tl.uint32) << tl.arange(0, 32).to(tl.uint32)[None, :], axis=1)

@@ -7,16 +7,13 @@ independently: for a byte of the bitmap, bisection finds the first entry whose b
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from spardl.vector.kernels import gpu
 
-__all__ = ["decode", "encode", "table_of"]
+__all__ = ["decode", "encode"]
 
 _TILE = 1024  # bytes or entries per program
 _WARPS = 4
@@ -40,7 +37,7 @@ def encode(
     if work:
         gpu.launch(
             _encode,
-            (triton.cdiv(work, _TILE),),
+            gpu.grid(work, _TILE),
             indices,
             values,
             indices.numel(),
@@ -84,11 +81,6 @@ def decode(messages: Tensor, values: Tensor, table: Tensor, entries: int, *, ful
         num_warps=_WARPS,
     )
     return indices, found
-
-
-def table_of(rows: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """Copies the table for ``decode`` (one row of 8 numbers per slot) to a device: int64, shape (slots, 8)."""
-    return torch.tensor(rows, dtype=torch.int64).to(device, non_blocking=True)
 
 
 @gpu.kernel

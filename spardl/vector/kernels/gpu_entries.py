@@ -2,25 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from types import MappingProxyType
-
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from spardl.vector.bits import INTEGERS
 from spardl.vector.kernels import gpu, gpu_select
 
 __all__ = ["add", "cut", "limit_and_divide"]
 
 _TILE = 1024  # entries per program
 _WARPS = 4
-_INTEGERS: Mapping[int, torch.dtype] = MappingProxyType({2: torch.int16, 4: torch.int32, 8: torch.int64})
-
-
-def _grid(count: int) -> tuple[int, ...]:
-    return (triton.cdiv(count, _TILE),)
 
 
 def cut(values: Tensor, positions: Tensor, start: int) -> tuple[Tensor, Tensor]:
@@ -35,12 +27,12 @@ def cut(values: Tensor, positions: Tensor, start: int) -> tuple[Tensor, Tensor]:
         Indices of the entries, counted from ``start`` and, after the end of the vector, on from its beginning; and the
         entries. Both have shape (k,).
     """
-    count, raw = positions.numel(), _INTEGERS[values.itemsize]
+    count, raw = positions.numel(), INTEGERS[values.itemsize]
     indices, taken = torch.empty_like(positions) if start else positions, values.new_empty(count)
     if count:
         gpu.launch(
             _cut,
-            _grid(count),
+            gpu.grid(count, _TILE),
             values.view(raw),
             positions,
             count,
@@ -76,7 +68,7 @@ def add(
     if count:
         gpu.launch(
             _add,
-            _grid(count),
+            gpu.grid(count, _TILE),
             values,
             indices,
             amounts,
@@ -111,7 +103,7 @@ def limit_and_divide(total: Tensor, divisor: int, finite: Tensor, out: Tensor | 
     if count := total.numel():
         gpu.launch(
             _limit_and_divide,
-            _grid(count),
+            gpu.grid(count, _TILE),
             total,
             count,
             float(divisor),

@@ -39,7 +39,7 @@ def pack_levels(values: Tensor, block: int, bits: int, leave: bool, scales: Tens
     )
     if not whole:
         size = packed.numel()
-        gpu.launch(_pack, (triton.cdiv(size, _TILE),), codes, count, size, packed, bits, _TILE, num_warps=_WARPS)
+        gpu.launch(_pack, gpu.grid(size, _TILE), codes, count, size, packed, bits, _TILE, num_warps=_WARPS)
 
 
 def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: Tensor, add: bool) -> None:
@@ -56,7 +56,7 @@ def read_levels(scales: Tensor, packed: Tensor, block: int, bits: int, values: T
     if count := values.numel():
         gpu.launch(
             _read,
-            (triton.cdiv(count, _TILE),),
+            gpu.grid(count, _TILE),
             values,
             count,
             scales,

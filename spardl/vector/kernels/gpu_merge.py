@@ -6,10 +6,10 @@ from functools import lru_cache
 from itertools import accumulate
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from spardl.vector.bits import INTEGERS, integers_on
 from spardl.vector.kernels import gpu, gpu_select
 
 __all__ = ["ends_of", "magnitudes", "merge", "split", "write_others"]
@@ -18,14 +18,10 @@ _TILE = 1024  # entries per program
 _WARPS = 4
 
 
-def _grid(count: int) -> tuple[int, ...]:
-    return (triton.cdiv(count, _TILE),)
-
-
 @lru_cache(maxsize=256)
 def ends_of(counts: tuple[int, ...], device: torch.device, stream: int) -> Tensor:
     """Returns the cumulative sums of ``counts`` from 0 on: int64, shape (vectors + 1,), cached for a ``stream``."""
-    return torch.tensor(list(accumulate(counts, initial=0))).to(device, non_blocking=True)
+    return integers_on(device, list(accumulate(counts, initial=0)))
 
 
 def merge(indices: Tensor, values: Tensor, counts: tuple[int, ...]) -> tuple[Tensor, Tensor]:
@@ -44,7 +40,7 @@ def merge(indices: Tensor, values: Tensor, counts: tuple[int, ...]) -> tuple[Ten
     if total := indices.numel():
         gpu.launch(
             _merge,
-            _grid(total),
+            gpu.grid(total, _TILE),
             indices,
             values,
             total,
@@ -71,7 +67,7 @@ def magnitudes(indices: Tensor, values: Tensor) -> Tensor:
     """
     out = torch.empty_like(values)
     if count := indices.numel():
-        gpu.launch(_magnitudes, _grid(count), indices, values, count, out, _TILE, num_warps=_WARPS)
+        gpu.launch(_magnitudes, gpu.grid(count, _TILE), indices, values, count, out, _TILE, num_warps=_WARPS)
     return out
 
 
@@ -90,10 +86,10 @@ def split(indices: Tensor, values: Tensor, places: Tensor) -> tuple[Tensor, Tens
     count, k = indices.numel(), places.numel()
     out = [like.new_empty(number) for number in (k, count - k) for like in (indices, values)]
     if count:
-        raw = torch.int32 if values.itemsize == torch.float32.itemsize else torch.int16
+        raw = INTEGERS[values.itemsize]
         gpu.launch(
             _split,
-            _grid(count),
+            gpu.grid(count, _TILE),
             indices,
             values.view(raw),
             places,
@@ -120,7 +116,7 @@ def write_others(values: Tensor, positions: Tensor, new: Tensor | None, final: T
     if count := positions.numel():
         gpu.launch(
             _write_others,
-            _grid(count),
+            gpu.grid(count, _TILE),
             values,
             positions,
             new,
@@ -150,6 +146,13 @@ def _first_from(
 
 
 @gpu.kernel
+def _is_at(numbers: tl.tensor, count: tl.tensor, place: tl.tensor, wanted: tl.tensor, inside: tl.tensor) -> tl.tensor:
+    """Whether the number at ``place`` exists and is the wanted one."""
+    present = inside & (place < count)
+    return present & (tl.load(numbers + place, mask=present, other=-1) == wanted)
+
+
+@gpu.kernel
 def _merge(
     indices: tl.tensor,
     values: tl.tensor,
@@ -175,8 +178,7 @@ def _merge(
         begin = tl.load(ends + other)
         count = tl.load(ends + other + 1) - begin
         first = _first_from(indices + begin, count, index, inside, steps)
-        present = inside & (first < count)
-        present &= tl.load(indices + begin + first, mask=present, other=-1) == index
+        present = _is_at(indices + begin, count, first, index, inside)
         value = gpu_select.wide(tl.load(values + begin + first, mask=present, other=0))
         # Every partial sum is rounded, as sums of torch are.
         sums = tl.where(present, gpu_select.wide(gpu_select.narrow(sums + value, kind)), sums)
@@ -221,8 +223,7 @@ def _split(
     index = tl.load(indices + at, mask=inside, other=0)
     value = tl.load(values + at, mask=inside, other=0)
     before = _first_from(places, k, at, inside, steps)
-    kept = inside & (before < k)
-    kept &= tl.load(places + before, mask=kept, other=-1) == at
+    kept = _is_at(places, k, before, at, inside)
     tl.store(kept_indices + before, index, mask=kept)
     tl.store(kept_values + before, value, mask=kept)
     # An index occurs at most twice, so a repeated entry follows the one that was compared.
@@ -249,8 +250,7 @@ def _write_others(
     inside = at < count
     position = tl.load(positions + at, mask=inside, other=0)
     first = _first_from(final, others, position, inside, steps)
-    found = inside & (first < others)
-    found &= tl.load(final + first, mask=found, other=-1) == position
+    found = _is_at(final, others, first, position, inside)
     entry = tl.zeros([tile], values.dtype.element_ty)
     if new is not None:
         entry = tl.load(new + at, mask=inside, other=0)

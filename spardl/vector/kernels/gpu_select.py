@@ -19,6 +19,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from spardl.vector.bits import INTEGERS, integers_on
 from spardl.vector.kernels import gpu
 
 __all__ = [
@@ -44,8 +45,7 @@ _TILE = 4096  # entries per program of the pass over memory
 _LISTED = 2048  # candidates or words per iteration of the selection
 _WARPS = 8
 _END = 2**63 - 1
-# By size of an entry: integer type, and number of bits of a mantissa.
-_INTEGERS = {2: torch.int16, 4: torch.int32}
+# Number of bits of a mantissa.
 _MANTISSA = {torch.float32: 23, torch.bfloat16: 7, torch.float16: 10}
 
 
@@ -57,7 +57,7 @@ def words_of(length: int, device: torch.device) -> Tensor:
 def edges_of(ranges: Sequence[tuple[int, int]], device: torch.device) -> Tensor:
     """Copies starts and stops of r ordered, disjoint ranges to a device, between sentinels: int64, shape (2r + 2,)."""
     numbers = [-_END, *(edge for pair in ranges for edge in pair), _END]
-    return torch.tensor(numbers, dtype=torch.int64).to(device, non_blocking=True)
+    return integers_on(device, numbers)
 
 
 def finite_flags(gradient: Tensor, spare: int = 0) -> Tensor:
@@ -75,7 +75,7 @@ def finite_flags(gradient: Tensor, spare: int = 0) -> Tensor:
     if gradient.numel():
         gpu.launch(
             _find_nonfinite,
-            (triton.cdiv(gradient.numel(), _TILE),),
+            gpu.grid(gradient.numel(), _TILE),
             gradient,
             flags.view(torch.uint8),
             gradient.numel(),
@@ -113,7 +113,7 @@ def add_and_mark(
     if memory.numel():
         gpu.launch(
             _add,
-            (triton.cdiv(memory.numel(), _TILE),),
+            gpu.grid(memory.numel(), _TILE),
             memory,
             gradient,
             None if flags is None else flags.view(torch.uint8),
@@ -131,7 +131,7 @@ def add_and_mark(
 def mark(positions: Tensor, words: Tensor) -> None:
     """Sets the bits of ``positions`` (int64, shape (k,), may repeat) in the bitmap ``words``, shape (m,)."""
     if positions.numel():
-        gpu.launch(_mark, (triton.cdiv(positions.numel(), 1024),), positions, words, positions.numel(), 1024)
+        gpu.launch(_mark, gpu.grid(positions.numel(), 1024), positions, words, positions.numel(), 1024)
 
 
 def select(
@@ -154,7 +154,7 @@ def select(
     gpu.launch(
         _select,
         (len(table),),
-        values.view(_INTEGERS[values.itemsize]),
+        values.view(INTEGERS[values.itemsize]),
         table,
         words,
         bounds,
@@ -183,7 +183,7 @@ def select_from_all(values: Tensor, k: int, table: Tensor) -> Tensor:
         int64 positions of shape (k,), increasing; ties go to the lowest positions.
     """
     positions = torch.empty(k, dtype=torch.int64, device=values.device)
-    raw, none = values.view(_INTEGERS[values.itemsize]), positions[:0].view(torch.int32)
+    raw, none = values.view(INTEGERS[values.itemsize]), positions[:0].view(torch.int32)
     gpu.launch(
         _select,
         (1,),
@@ -208,8 +208,7 @@ def select_from_all(values: Tensor, k: int, table: Tensor) -> Tensor:
 @lru_cache(maxsize=256)
 def table_of_all(length: int, k: int, device: torch.device, stream: int) -> Tensor:
     """Returns the table of ``select_from_all`` for a whole vector, cached for a ``stream``: int64, shape (1, ROW)."""
-    row = [0, length, k, 0, -1, 0, 0]
-    return torch.tensor([row], dtype=torch.int64).to(device, non_blocking=True)
+    return integers_on(device, [[0, length, k, 0, -1, 0, 0]])
 
 
 @gpu.kernel
@@ -292,13 +291,7 @@ def _mark_tile(
 ) -> None:
     """Marks the entries of a tile that starts at ``start`` and has the magnitudes ``key``."""
     stop = start + tile
-    segment = 0
-    beyond = segments
-    while beyond - segment > 1:
-        middle = (segment + beyond) // 2
-        is_left = tl.load(edges + middle) <= start
-        segment = tl.where(is_left, middle, segment)
-        beyond = tl.where(is_left, beyond, middle)
+    segment = gpu.segment_at(edges, segments, start)
     bits = _marked(key, bounds, segment, tile)
     edge = tl.load(edges + segment + 1)
     first = start + 32 * tl.arange(0, tile // 32)
@@ -316,8 +309,7 @@ def _marked(key: tl.tensor, bounds: tl.tensor, segment: tl.tensor, tile: tl.cons
     """One bit per entry that reaches the bound of a segment, shape (tile / 32,)."""
     is_range = segment % 2 == 1
     bound = tl.load(bounds + segment // 2, mask=is_range, other=2**31 - 1)
-    rows = tl.reshape(key >= bound, [tile // 32, 32])
-    return tl.sum(rows.to(tl.uint32) << tl.arange(0, 32).to(tl.uint32)[None, :], axis=1)
+    return gpu.packed(key, bound, tile)
 
 
 @gpu.kernel

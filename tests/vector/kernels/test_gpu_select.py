@@ -121,7 +121,7 @@ def add_with_strides() -> None:
 def select_from_long_ranges() -> None:
     """Torch selects in them; the other entries of the steps are as before."""
     parts = [Range(0, 700, 9), Range(700, 1500, 30)]
-    with emulated_with_triton(meter := Meter()), patch.object(selection, "_LONGEST", 750):
+    with emulated_with_triton(meter := Meter()), patch.object(selection, "MOST_PER_PROGRAM", 750):
         values, gradient = torch.zeros(1500), torch.randn(1500, generator=torch.Generator().manual_seed(4))
         placed = on_device(values)
         finder = finder_for(placed)

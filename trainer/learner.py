@@ -302,10 +302,12 @@ class Plan:
             )
         # Raises if there are too few examples.
         self.sampler(Worker(0, workers))
-        model, optimizer = self._try_model(), sample_optimizer(self.optimizer)
+        model = self._try_model()
+        # First, since such rules set optimizer.momentum=0, which other optimizers than SGD do not take.
+        self._check_momentum()
+        optimizer = sample_optimizer(self.optimizer)
         if takes_model(self.optimizer):
             make_optimizer(self.optimizer, model)
-        self._check_momentum()
         if self.method.momentum.moved:
             for part in optimizer_parts(optimizer):
                 check_local_update(self.method.momentum, part)

@@ -116,7 +116,7 @@ class Background:
         self._thread.join(_PATIENCE)
 
     def leave(self) -> None:
-        """Requests the thread to end after its jobs. Does not block, so that a finalizer may call it."""
+        """Asks the thread to exit after its queued jobs. Does not block, so that a finalizer may call it."""
         atexit.unregister(self.close)
         self._jobs.put(None)
 

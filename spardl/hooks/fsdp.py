@@ -567,6 +567,7 @@ def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor) and among & set(parameter.device_mesh.mesh.flatten().tolist()):
             raise ConfigError(
-                f"{name} is sharded or replicated among workers of the group; shard inside nodes only with "
-                'fully_shard(model, mesh=mesh["inside"]), and pass group=mesh["nodes"].get_group()'
+                f"{name} is sharded or replicated among ranks of the process group passed as group=; create a device "
+                'mesh with dimensions ("nodes", "inside"), shard inside each node with fully_shard(model, '
+                'mesh=mesh["inside"]), and pass group=mesh["nodes"].get_group()'
             )

@@ -402,7 +402,7 @@ def broadcast(worker: Worker, source: int, item: Tensor | None, incoming: Receiv
         source: rank whose tensor is sent.
         item: the tensor, shape (m,), on the source; ``None`` elsewhere.
         incoming: size and dtype of the tensor.
-        words: number of words that the tensor counts as in the statistics.
+        words: size of the tensor in the statistics, in words.
 
     Returns:
         The tensor, shape (m,).

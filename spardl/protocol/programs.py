@@ -293,7 +293,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def exactly(cls, number: int) -> Bounds:
-        """Returns equal bounds for a known ``number``."""
+        """Returns bounds whose lower and upper values are both ``number``."""
         return cls(number, number)
 
     def __contains__(self, number: object) -> bool:

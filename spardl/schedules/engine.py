@@ -155,7 +155,7 @@ class Engine(ABC):
     Args:
         method: Method that averages the gradients.
         cluster: Cluster that runs the workers.
-        training: Model, gradients and optimizer to train.
+        training: Model, its gradients and the optimizer.
         partition: Ranges of layers that are synchronized together (groups); a group also ends where the dtype or device
             of the gradients changes.
 
@@ -163,9 +163,9 @@ class Engine(ABC):
         kept: Number of entries in all averages so far; a sparse average counts only the entries that it contains.
         steps: Number of steps that have begun since the engine was created.
         gradient_state: Residuals and moments, which last from step to step.
-        limit: Gradient clipping; its ``measured`` is the last norm.
-        measures_residual: Whether to measure what each step adds to the residuals, for ``residual_size``. Handles
-            measure every 16th step anyway.
+        limit: Gradient clipping; ``limit.measured`` is the gradient norm of the last step.
+        measures_residual: Whether to measure what each step adds to the residuals, for ``residual_size``. Engines of
+            user loops (``attach`` and others) measure every 16th step in any case.
         chosen: Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing.
         fixed: Whether the groups never change during training.
     """
@@ -411,7 +411,7 @@ class Schedule(ABC):
         Args:
             method: Method that averages the gradients.
             cluster: Cluster that runs the workers.
-            training: Model, gradients and optimizer to train.
+            training: Model, its gradients and the optimizer.
 
         Returns:
             The engine, whose methods the training loop calls.
@@ -430,7 +430,7 @@ class Schedule(ABC):
         Args:
             method: Method that averages the gradients.
             cluster: Cluster that runs the workers.
-            training: Model, gradients and optimizer to train.
+            training: Model, its gradients and the optimizer.
 
         Returns:
             The engine.

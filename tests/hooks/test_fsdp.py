@@ -124,7 +124,10 @@ def test_groups_that_cut_across_shards_are_refused() -> None:
         return said
 
     for said in run_workers(4, work):
-        assert all("replicated among workers of the group; shard inside nodes only" in each for each in said)
+        assert all(
+            "replicated among ranks of the process group passed as group=; create a device mesh" in each
+            for each in said
+        )
 
 
 @pytest.mark.parametrize("method", ["powersgd", "arc_topk"])

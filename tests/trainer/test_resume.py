@@ -18,7 +18,7 @@ from trainer.runs import Run
 
 STEPS = 14
 RUN = (f"training.max_steps={STEPS}", "training.checkpoint_every=3", "training.log_every=1", "training.eval_every=0.1")
-KEEP = ("training.keep_checkpoints=4",)
+KEEP = ("training.keep_checkpoints=5",)
 CLUSTERS = {"process_group": ("cluster.workers=2",), "simulated": ("cluster=simulated", "cluster.workers=4")}
 METHODS = {
     "none": ("compressor=none",),
@@ -99,7 +99,8 @@ def test_every_method_continues(
     method: str, tmp_path: Path, undisturbed: dict[tuple[str, ...], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     """With what it carries: thresholds, regions, factors, velocities, the step of its random numbers."""
-    words = (*RUN, *KEEP, "cluster=simulated", "cluster.workers=3", f"compressor={method}", "warmup.steps=2")
+    parts = ("model.depth=8", "cluster=simulated", "cluster.workers=3", f"compressor={method}", "warmup.steps=2")
+    words = (*RUN, *KEEP, *parts)
     interrupt(undisturbed[words], tmp_path, 6)
     assert here(*words, f"output_dir={tmp_path}", "resume=auto") == 0
     assert f"training: step 6 of {STEPS}" in capfd.readouterr().out

@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 
 # As train.py sets it: torch reads it once, when it is imported, and tests fork their runs from this process.
 os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "FATAL")
@@ -56,6 +57,21 @@ def _quiet_the_leaks() -> None:
     """Triton's bindings list hundreds of leaks of their own when Python has ended; registered first, this runs last."""
     if "triton" in sys.modules:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+
+
+@pytest.hookimpl(trylast=True)  # when those that are not asked for are gone
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Begins with files of tests that may take long, then those of many tests: workers end at about the same time."""
+    files: dict[Path, list[pytest.Item]] = {}
+    for item in items:
+        files.setdefault(item.path, []).append(item)
+    usual = float(config.getini("timeout"))
+
+    def place(tests: list[pytest.Item]) -> tuple[float, int]:
+        marks = [mark for test in tests if (mark := test.get_closest_marker("timeout"))]
+        return -max([usual, *(float(mark.args[0]) for mark in marks)]), -len(tests)
+
+    items[:] = [test for tests in sorted(files.values(), key=place) for test in tests]
 
 
 def pytest_collection_finish() -> None:

@@ -1,16 +1,22 @@
-"""Nothing stale is reused: where code changes results, a job is another one.
+"""Small work of all exhibits: it survives being killed, and nothing stale is reused where code changes results.
 
 Small work of every kind is done anew and held against ``tests/golden/versions.json``. Where it differs on purpose,
 raise the ``recipe`` of the computation, or in ``trainer/targets.py`` the edition of a training's part; then
 
-    SPARDL_WRITE_GOLDEN=1 python -m pytest tests/exhibits/test_versions.py
+    SPARDL_WRITE_GOLDEN=1 python -m pytest -m slow -k anew tests/exhibits/test_versions.py
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +26,7 @@ from scripts import choices
 from scripts.exhibits import jobs, working
 from scripts.exhibits.papers.catalogue import catalogue
 from tests.golden.test_golden import Book, bits_depend_on
+from tests.support.labs import ROOT, missing
 from trainer.targets import editions
 
 # Together they have every method of the papers, and most axes of the study.
@@ -86,14 +93,52 @@ def compare(found: dict[str, Any], book: Book) -> None:
     assert found.keys() == book.figures.keys()
 
 
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(2400)
+def test_all_exhibits_survive_being_killed(runs: Path, tmp_path: Path) -> None:
+    """The runs of this test are those that the next one compares."""
+    words = ("all", "--scale=smoke", "--own", "--jobs=2", f"--outputs={runs}", f"--report={tmp_path / 'report'}")
+    command = [sys.executable, "scripts/reproduce.py", *words]
+    # As many threads as tests have, because bits depend on their number.
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    with subprocess.Popen(command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, text=True) as first:
+        assert first.stdout
+        finished = list(islice((line for line in first.stdout if ": done" in line), 20))
+        first.send_signal(signal.SIGKILL)
+    time.sleep(1)  # those that it started end by themselves
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2000, check=False)
+    # Five exhibits need a network lab; one has four jobs there, and one has two.
+    assert done.returncode == (1 if missing() else 0), done.stderr
+    assert done.stdout.count(": failed: ") == (9 if missing() else 0), done.stdout
+    assert len(finished) == 20
+    before, after = (set(map(_job, lines)) for lines in (finished, done.stdout.splitlines()))
+    assert len(before) == len(finished)
+    assert not before & after
+    for name in catalogue():
+        assert (tmp_path / "report" / f"{name}-smoke-1.md").stat().st_size
+    pictures = list((tmp_path / "report").glob("*.png"))
+    assert pictures
+    assert all(path.with_suffix(".pdf").exists() for path in pictures)
+
+
+def _job(line: str) -> str:
+    """The command in a line of progress."""
+    return line.strip().partition("] ")[2].removesuffix(": done")
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
-def test_what_is_done_anew_is_what_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_done_anew_is_what_it_was(runs: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SPARDL_CACHE", str(tmp_path / "cache"))
     with choices.composing():
         work = small_work()
-        working.complete(list(work.values()), tmp_path / "runs", 2)
-        outcomes = {ident: job.find(tmp_path / "runs") for ident, job in work.items()}
+        working.complete(list(work.values()), runs, 2)
+        outcomes = {ident: job.find(runs) for ident, job in work.items()}
         found = {ident: entry(work[ident], each) for ident, each in outcomes.items() if each}
     assert found.keys() == work.keys()
     book = Book("versions")

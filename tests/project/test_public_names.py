@@ -115,9 +115,9 @@ def test_configurations_keep_their_short_targets() -> None:
 
 @pytest.mark.slow
 def test_a_training_uses_no_deprecated_names(tmp_path: Path) -> None:
-    words = [*QUICK, "compressor=topk", "warmup=dense", f"output_dir={tmp_path}"]
+    words = [*QUICK, "compressor=topk", "warmup=dense", "warmup.steps=2", "training.max_steps=4"]
     done = subprocess.run(
-        [sys.executable, "-W", NO_DEPRECATED_NAMES, str(ROOT / "train.py"), *words],
+        [sys.executable, "-W", NO_DEPRECATED_NAMES, str(ROOT / "train.py"), *words, f"output_dir={tmp_path}"],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         capture_output=True,

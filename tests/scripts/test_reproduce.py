@@ -8,12 +8,9 @@ import json
 import math
 import os
 import re
-import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,6 @@ from scripts.exhibits import base, jobs, statistics, tables, working
 from scripts.exhibits.charts import axes
 from scripts.exhibits.kinds import trainings
 from spardl.basics.errors import ConfigError, WorkerError
-from tests.support.labs import missing
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -299,43 +295,6 @@ def test_an_exhibit_and_where_its_rows_come_from(tmp_path: Path) -> None:
     assert "python scripts/complexity.py --methods oktopk --workers 14" in explained
     assert str(tmp_path / "runs" / "computed") in explained
     assert "has no row 'nobody'; choose from SparDL, " in run(*words, "--explain=nobody").stderr
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(2400)
-def test_all_exhibits_survive_being_killed(tmp_path: Path) -> None:
-    words = (
-        "all",
-        "--scale=smoke",
-        "--own",
-        "--jobs=2",
-        f"--outputs={tmp_path / 'runs'}",
-        f"--report={tmp_path / 'report'}",
-    )
-    command = [sys.executable, "scripts/reproduce.py", *words]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as first:
-        assert first.stdout
-        finished = list(islice((line for line in first.stdout if ": done" in line), 20))
-        first.send_signal(signal.SIGKILL)
-    time.sleep(1)  # those that it started end by themselves
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=2000, check=False)
-    # Five exhibits need a network lab; one has four jobs there, and one has two.
-    assert done.returncode == (1 if missing() else 0), done.stderr
-    assert done.stdout.count(": failed: ") == (9 if missing() else 0), done.stdout
-    assert len(finished) == 20
-    before, after = (set(map(_job, lines)) for lines in (finished, done.stdout.splitlines()))
-    assert len(before) == len(finished)
-    assert not before & after
-    for name in reproduce.catalogue():
-        assert (tmp_path / "report" / f"{name}-smoke-1.md").stat().st_size
-    pictures = list((tmp_path / "report").glob("*.png"))
-    assert pictures
-    assert all(path.with_suffix(".pdf").exists() for path in pictures)
-
-
-def _job(line: str) -> str:
-    """The command in a line of progress."""
-    return line.strip().partition("] ")[2].removesuffix(": done")
 
 
 def test_the_page_names_every_exhibit() -> None:

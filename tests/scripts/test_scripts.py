@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 
 import pytest
 
+from scripts import choices, complexity
 from scripts.exhibits.kinds.trainings import LEFT_OUT
 from spardl.method.recipes import recipes
 from tests.support.harness import published_methods
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-def script(name: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, f"scripts/{name}.py", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=250, check=False)
 
 
 TRAINED = "settings.methods, laptop, table 1"
@@ -57,22 +53,19 @@ def test_methods_have_three_seeds_or_an_explanation() -> None:
     assert {name for name in behind if f"`{name}`" not in explained} <= {"alone"}
 
 
-@pytest.mark.slow
-def test_counts_agree_with_the_formulas() -> None:
-    done = script("complexity", "--methods", "none,spardl,oktopk,gtopk,signsgd", "--workers", "4,7")
-    assert done.returncode == 0, done.stderr
-    assert len(done.stdout.splitlines()) == 2 + 2 * 6
-    assert "DIFFERS" not in done.stdout
+def counted(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["complexity.py", *words])
+    return complexity.main()
 
 
 @pytest.mark.slow
-def test_counts_agree_with_the_formulas_of_every_method() -> None:
-    done = script("complexity", "--workers", "4,7,8,14,16")
-    assert done.returncode == 0, done.stdout + done.stderr
+def test_counts_agree_with_the_formulas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert counted(monkeypatch, "--workers", "4,7,8,14,16") == 0
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+    assert {tuple(row[:2]) for row in rows} == set(product(choices.names(), ("4", "7", "8", "14", "16")))
+    assert {row[-1] for row in rows} == {""}
 
 
-@pytest.mark.slow
-def test_a_method_that_is_none() -> None:
-    done = script("complexity", "--methods", "foo")
-    assert done.returncode == 2
-    assert len(done.stderr.splitlines()) == 1
+def test_a_method_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert counted(monkeypatch, "--methods", "foo") == 2
+    assert len(capsys.readouterr().err.splitlines()) == 1

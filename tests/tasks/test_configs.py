@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from itertools import product
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -120,13 +120,19 @@ def test_a_model_file_sets_only_what_it_may(name: str) -> None:
 FOR_ALL_MODELS = [name for name in OPTIMIZERS if name != "muon"]
 
 
-@pytest.mark.parametrize(("model", "optimizer"), some_quick(product(MODELS, FOR_ALL_MODELS), 3))
-def test_a_model_has_values_for_each_optimizer(model: str, optimizer: str) -> None:
+@pytest.mark.parametrize("model", MODELS)
+def test_a_model_has_values_for_each_optimizer(model: str) -> None:
     presets = OmegaConf.load(CONFIGURATIONS / "model" / f"{model}.yaml").presets
     assert set(FOR_ALL_MODELS) <= set(presets) <= set(OPTIMIZERS)
-    assert set(presets[optimizer]) == {"lr", "weight_decay"}
+    assert all(set(preset) == {"lr", "weight_decay"} for preset in presets.values())
+
+
+@pytest.mark.parametrize(("model", "optimizer"), some_quick(zip(MODELS, cycle(FOR_ALL_MODELS), strict=False), 3))
+def test_an_optimizer_uses_the_values_of_the_model(model: str, optimizer: str) -> None:
+    """Each model and each optimizer; a model's file sets nothing of an optimizer but these values."""
+    preset = OmegaConf.load(CONFIGURATIONS / "model" / f"{model}.yaml").presets[optimizer]
     used = composed(f"model={model}", f"optimizer={optimizer}")["optimizer"]
-    assert {name: used[name] for name in ("lr", "weight_decay")} == presets[optimizer]
+    assert {name: used[name] for name in preset} == preset
 
 
 def test_muon_uses_the_preset_of_a_model_that_has_one() -> None:

@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from spardl.clusters import SimulatedCluster
-from spardl.clusters.network import Network
-from tests.support.driver import composed, here, only_run, summary
+from tests.support.driver import composed, here, only_run, results, summary
 from tests.support.quick import some_quick
 from trainer.build import CONFIGURATIONS, build_dataset, build_plan
-from trainer.runs import Run
-from trainer.trainer import Trainer
 
 FOLDER = CONFIGURATIONS / "experiment"
 PRESETS = sorted(f"{path.parent.name}/{path.stem}" for path in FOLDER.glob("*/*.yaml") if path.parent.name != "base")
@@ -88,13 +85,27 @@ def test_the_model_has_the_published_size(preset: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_runs_on_stand_in_data(preset: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    assert here(f"experiment={preset}", "scale=smoke", f"output_dir={tmp_path / 'out'}", "data_dir=/nowhere") == 0
-    check_run(tmp_path / "out")
-    (caveat,) = summary(only_run(tmp_path / "out"))["caveats"]
+def test_a_preset_runs_on_stand_in_data_and_continues(
+    preset: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """From a checkpoint in the middle of an epoch, with what a killed run leaves."""
+    outputs = tmp_path / "out"
+    words = (f"experiment={preset}", "scale=smoke", "training.checkpoint_every=2", "data_dir=/nowhere")
+    assert here(*words, f"output_dir={outputs}") == 0
+    check_run(outputs)
+    run = only_run(outputs)
+    undisturbed, expected = summary(run), results(run)
+    (caveat,) = undisturbed["caveats"]
     out, err = capfd.readouterr()
     assert f"warning: {caveat}\n" in err
     assert f"beware: {caveat}\n" in out
+
+    assert undisturbed["epochs"] % 1
+    shutil.rmtree(run / "checkpoints" / "step-00000003")
+    (run / "summary.json").write_text(json.dumps({"id": undisturbed["id"], "status": "running"}))
+    assert here(*words, f"output_dir={outputs}", "resume=auto") == 0
+    assert "training: step 2 of 3" in capfd.readouterr().out
+    assert results(only_run(outputs)) == expected
 
 
 @pytest.mark.data
@@ -117,23 +128,3 @@ def check_run(outputs: Path) -> None:
     assert found["steps"] == 3
     assert found["metric"] in found["final"]
     assert all(value == value for value in found["final"].values())  # noqa: PLR0124 - NaN
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("preset", PRESETS)
-def test_a_preset_continues_in_the_middle_of_an_epoch(preset: str, tmp_path: Path) -> None:
-    words = ("scale=smoke", "training.max_steps=3", "training.checkpoint_every=2", "training.eval_every=1000")
-    plain = composed(f"experiment={preset}", *words)
-    dataset = build_dataset(plain)
-
-    def run(folder: str, checkpoint: Path | None = None) -> dict[str, Any]:
-        (tmp_path / folder).mkdir(exist_ok=True)
-        cluster = SimulatedCluster(2, Network(alpha=1e-4, gbit=1), count_local=False)
-        return Trainer(build_plan(plain, dataset), cluster, Run("0", tmp_path / folder, checkpoint)).fit()
-
-    expected = run("undisturbed")
-    assert expected["epochs"] % 1
-    # The checkpoint that the run wrote on its way is what a killed run would leave.
-    found = run("resumed", min((tmp_path / "undisturbed" / "checkpoints").iterdir()))
-    for name in ("weights_sha256", "final", "steps"):
-        assert found[name] == expected[name]

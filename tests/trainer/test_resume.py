@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+import shutil
 import signal
 import time
 from pathlib import Path
@@ -16,6 +18,7 @@ from trainer.runs import Run
 
 STEPS = 14
 RUN = (f"training.max_steps={STEPS}", "training.checkpoint_every=3", "training.log_every=1", "training.eval_every=0.1")
+KEEP = ("training.keep_checkpoints=5",)
 CLUSTERS = {"process_group": ("cluster.workers=2",), "simulated": ("cluster=simulated", "cluster.workers=4")}
 METHODS = {
     "none": ("compressor=none",),
@@ -24,21 +27,15 @@ METHODS = {
 }
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, ...], dict[str, object]]:
-    """Results of runs to the end, by command; filled as tests ask for them."""
-    return _Undisturbed(tmp_path_factory)
-
-
-class _Undisturbed(dict[tuple[str, ...], dict[str, object]]):
-    def __init__(self, folders: pytest.TempPathFactory) -> None:
-        self._folders = folders
-
-    def __missing__(self, words: tuple[str, ...]) -> dict[str, object]:
-        folder = self._folders.mktemp("undisturbed")
-        assert here(*words, f"output_dir={folder}") == 0
-        self[words] = results(only_run(folder))
-        return self[words]
+def interrupt(run: Path, outputs: Path, step: int) -> None:
+    """Copies a finished run into a folder as a kill between this checkpoint and the next one leaves it."""
+    copy = outputs / run.name
+    shutil.copytree(run, copy)
+    for checkpoint in (copy / "checkpoints").iterdir():
+        if checkpoint.name > f"step-{step:08d}":
+            shutil.rmtree(checkpoint)
+    assert (copy / "checkpoints" / f"step-{step:08d}").is_dir()
+    (copy / "summary.json").write_text(json.dumps({"id": summary(run)["id"], "status": "running"}))
 
 
 def kill_at(step: int, *words: str, folder: Path, outputs: Path) -> None:
@@ -66,14 +63,16 @@ def kill_at(step: int, *words: str, folder: Path, outputs: Path) -> None:
         ),
     ],
 )
-def test_killed_twice_and_continued(cluster: str, method: str, tmp_path: Path, undisturbed: dict) -> None:
+def test_killed_twice_and_continued(
+    cluster: str, method: str, tmp_path: Path, undisturbed: dict[tuple[str, ...], Path]
+) -> None:
     words = (*RUN, *CLUSTERS[cluster], *METHODS[method])
     again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
     first, second = sorted(random.Random(f"{cluster}-{method}").sample(range(1, STEPS - 1), 2))
     kill_at(first, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
     kill_at(second, *again, folder=tmp_path / "second", outputs=tmp_path / "out")
     assert here(*again) == 0
-    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+    assert results(only_run(tmp_path / "out")) == results(undisturbed[words])
 
 
 def test_a_second_run_beside_one_that_is_in_use(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -96,13 +95,16 @@ def wait_in_the_first_step() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", sorted(path.stem for path in (CONFIGURATIONS / "compressor").glob("*.yaml")))
-def test_every_method_continues(method: str, tmp_path: Path, undisturbed: dict) -> None:
+def test_every_method_continues(
+    method: str, tmp_path: Path, undisturbed: dict[tuple[str, ...], Path], capfd: pytest.CaptureFixture[str]
+) -> None:
     """With what it carries: thresholds, regions, factors, velocities, the step of its random numbers."""
-    words = (*RUN, "cluster=simulated", "cluster.workers=3", f"compressor={method}", "warmup.steps=2")
-    again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
-    kill_at(8, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
-    assert here(*again) == 0
-    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+    parts = ("model.depth=8", "cluster=simulated", "cluster.workers=3", f"compressor={method}", "warmup.steps=2")
+    words = (*RUN, *KEEP, *parts)
+    interrupt(undisturbed[words], tmp_path, 6)
+    assert here(*words, f"output_dir={tmp_path}", "resume=auto") == 0
+    assert f"training: step 6 of {STEPS}" in capfd.readouterr().out
+    assert results(only_run(tmp_path)) == results(undisturbed[words])
 
 
 SCHEDULES = {
@@ -124,39 +126,41 @@ SCHEDULES = {
 @pytest.mark.parametrize(
     "schedule", ["dear", *(pytest.param(name, marks=pytest.mark.slow) for name in SCHEDULES if name != "dear")]
 )
-def test_every_schedule_continues(schedule: str, cluster: str, tmp_path: Path, undisturbed: dict) -> None:
-    words = (*RUN, *CLUSTERS[cluster], *SCHEDULES[schedule])
+def test_every_schedule_continues(
+    schedule: str, cluster: str, tmp_path: Path, undisturbed: dict[tuple[str, ...], Path]
+) -> None:
+    """After a kill of real workers; from a copy of a simulated run, which has all state in one process."""
+    words = (*RUN, *KEEP, *CLUSTERS[cluster], *SCHEDULES[schedule])
     again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
-    kill_at(
-        random.Random(f"{schedule} {cluster}").randrange(2, STEPS - 1),
-        *again,
-        folder=tmp_path,
-        outputs=tmp_path / "out",
-    )
+    step = random.Random(f"{schedule} {cluster}").randrange(2, STEPS - 1)
+    if cluster == "simulated":
+        interrupt(undisturbed[words], tmp_path / "out", max(3, step - step % 3))
+    else:
+        kill_at(step, *again, folder=tmp_path, outputs=tmp_path / "out")
     assert here(*again) == 0
-    found, expected = results(only_run(tmp_path / "out")), undisturbed[words]
+    found, expected = results(only_run(tmp_path / "out")), results(undisturbed[words])
     names = (
         found if schedule in ("wfbp", "dear", "dear_dense", "outer", "muon") else ("weights_sha256", "losses", "final")
     )
     assert {name: found[name] for name in names} == {name: expected[name] for name in names}
 
 
-def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: dict) -> None:
+def test_killed_before_the_first_checkpoint(tmp_path: Path, undisturbed: dict[tuple[str, ...], Path]) -> None:
     words = (*RUN, *CLUSTERS["process_group"], *METHODS["spardl"])
     again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
     kill_at(0, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
     assert here(*again) == 0
-    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+    assert results(only_run(tmp_path / "out")) == results(undisturbed[words])
 
 
 @pytest.mark.slow
-def test_log_lines_that_span_an_interruption(tmp_path: Path, undisturbed: dict) -> None:
+def test_log_lines_that_span_an_interruption(tmp_path: Path, undisturbed: dict[tuple[str, ...], Path]) -> None:
     """A mean over 5 steps of which 3 were before the crash."""
     words = (*RUN, *CLUSTERS["simulated"], *METHODS["spardl"], "training.log_every=5", "training.eval_every=0.3")
     again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
     kill_at(1, *again, folder=tmp_path / "first", outputs=tmp_path / "out")
     assert here(*again) == 0
-    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+    assert results(only_run(tmp_path / "out")) == results(undisturbed[words])
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -212,11 +216,17 @@ def test_ctrl_c_saves_a_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-def test_500_outer_steps_with_20_kills(tmp_path: Path, undisturbed: dict) -> None:
+def test_500_outer_steps_with_20_kills(tmp_path: Path, undisturbed: dict[tuple[str, ...], Path]) -> None:
     """Most of them in the middle of local steps, and of what is not saved."""
     steps = 1000
     words = (
-        *("cluster.workers=2", "training.batch_size=2", "training.eval_examples=8", "training.eval_every=1000"),
+        *(
+            "model.depth=8",
+            "cluster.workers=2",
+            "training.batch_size=2",
+            "training.eval_examples=8",
+            "training.eval_every=1000",
+        ),
         *(f"training.max_steps={steps}", "training.epochs=1000", "training.checkpoint_every=23"),
         *("compressor=spardl", "schedule=outer", "schedule.every=2", "schedule.lr=1"),
     )
@@ -224,4 +234,4 @@ def test_500_outer_steps_with_20_kills(tmp_path: Path, undisturbed: dict) -> Non
     for number, step in enumerate(sorted(random.Random(20).sample(range(1, steps), 20))):
         kill_at(step, *again, folder=tmp_path / str(number), outputs=tmp_path / "out")
     assert here(*again) == 0
-    assert results(only_run(tmp_path / "out")) == undisturbed[words]
+    assert results(only_run(tmp_path / "out")) == results(undisturbed[words])

@@ -73,20 +73,22 @@ def in_the_middle(run: Beside, outputs: Path, steps: int = 3) -> None:
     assert not run.ended(), run.stderr
 
 
+# Every way with plain workers; with the others every signal, and every process that gets one.
+CASES = [
+    *(("process_group", way) for way in WAYS),
+    *(("simulated", way) for way in ("SIGTERM, launcher", "SIGUSR1, a worker", "SIGHUP, all")),
+    *(("dear", way) for way in ("SIGHUP, launcher", "SIGUSR1, a worker", "SIGTERM, all")),
+]
+QUICK_CASES = [("process_group", "SIGTERM, launcher"), ("simulated", "SIGHUP, all")]
+
+
 @pytest.mark.parametrize(
     ("cluster", "way"),
-    [
-        ("process_group", "SIGTERM, launcher"),
-        ("simulated", "SIGHUP, all"),
-        *(
-            pytest.param(cluster, way, marks=pytest.mark.slow)
-            for cluster in CLUSTERS
-            for way in WAYS
-            if (cluster, way) not in [("process_group", "SIGTERM, launcher"), ("simulated", "SIGHUP, all")]
-        ),
-    ],
+    [pytest.param(*case, marks=[] if case in QUICK_CASES else pytest.mark.slow) for case in CASES],
 )
-def test_stopped_and_continued(cluster: str, way: str, tmp_path: Path) -> None:
+def test_stopped_and_continued(
+    cluster: str, way: str, tmp_path: Path, undisturbed: dict[tuple[str, ...], Path]
+) -> None:
     words = (*RUN, *CLUSTERS[cluster])
     again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
     with beside(*again, folder=tmp_path / "log") as run:
@@ -104,8 +106,7 @@ def test_stopped_and_continued(cluster: str, way: str, tmp_path: Path) -> None:
     assert (summary(folder)["status"], summary(folder)["reason"]) == ("stopped", reason)
     assert steps_logged(tmp_path / "out") == step
     assert here(*again) == 0
-    assert here(*words, f"output_dir={tmp_path / 'undisturbed'}") == 0
-    assert results(folder) == results(only_run(tmp_path / "undisturbed"))
+    assert results(folder) == results(undisturbed[words])
 
 
 @pytest.mark.parametrize(

@@ -208,18 +208,22 @@ def test_the_runs_of_a_sweep_are_counted_and_tabled(tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("words", "model", "data"),
     [
-        (("model.depth=8",), "none-resnet8-digits"),
-        (("model.depth=20",), "none-resnet20-digits"),
-        pytest.param(("model=resnet32", "model.depth=8"), "none-resnet8-digits", marks=pytest.mark.slow),
+        (("model.depth=8",), "resnet8", "digits"),
+        (("model.depth=20",), "resnet20", "digits"),
+        pytest.param(("model=resnet32", "model.depth=8"), "resnet8", "digits", marks=pytest.mark.slow),
+        (
+            ("model=gpt_chars", "model.num_layers=1", "model.hidden_size=8", "training.eval_examples=8"),
+            "gpt_chars-num_layers1-hidden_size8",
+            "pydocs_chars",
+        ),
     ],
 )
 def test_a_folder_is_named_by_what_ran(
-    words: tuple[str, ...], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    words: tuple[str, ...], model: str, data: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert here(*QUICK, "training.max_steps=1", *words, f"output_dir={tmp_path}") == 0
-    assert only_run(tmp_path).name.startswith(f"{name}-")
-    model = name.split("-")[1]
-    planned = f"plan: none on {model} with digits; 2 workers (simulated) x 16 examples a step; at most 1 steps"
+    assert only_run(tmp_path).name.startswith(f"none-{model}-{data}-")
+    planned = f"plan: none on {model} with {data}; 2 workers (simulated) x 16 examples a step; at most 1 steps"
     assert capfd.readouterr().out.startswith(f"{planned}; results in {tmp_path}/\n")

@@ -55,7 +55,7 @@ def attempt(config: DictConfig) -> float | None:
                 f"{stopped}; the same command with resume=auto continues", INTERRUPTED if interrupted else STOPPED
             )
         except (SpardlError, OmegaConfBaseException, OSError) as error:
-            which = f"{' '.join(HydraConfig.get().overrides.task)}: " if sweeping() else ""
+            which = f"{outcome.words}: " if sweeping() else ""
             code = complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
     raise UnfinishedError(code)
 
@@ -155,7 +155,7 @@ def _model(config: DictConfig) -> str:
     shown = {"depth"} if named and named[2] and isinstance(depth, int) else set()
     if named and shown:
         name = f"{named[1]}{depth}"
-    typed = (re.fullmatch(r"\+*model\.([a-z]\w*)=([\w.]+)", word) for word in used.overrides.task)
+    typed = (re.fullmatch(r"\+*model\.([a-z]\w*)=([\w.-]+)", word) for word in used.overrides.task)
     changes = [f"{found[1]}{found[2]}" for found in typed if found and found[1] not in shown]
     return "-".join([name, *changes[:_CHANGES]])
 

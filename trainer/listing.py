@@ -36,6 +36,8 @@ _ROOT = CONFIGURATIONS.parent
 _METHODS, _RECORDS = _ROOT / "scripts" / "pages" / "methods.yaml", _ROOT / "docs" / "results"
 _WIDTH = 140  # of a pipe, whose lines are not wrapped by a terminal
 _PAPER = re.compile(r"\(([A-Z][^()]*?(?:19|20)\d\d)\b[^()]*\)")
+# First author, and venue and year, of the first source in a docstring.
+_SOURCE = re.compile(r"Source: ([\w-]+).*?((?:[A-Z][\w-]+ )?(?:19|20)\d\d)\b")
 
 _HELP = """\
 Trains a model on several workers that exchange sparse gradients.
@@ -133,19 +135,34 @@ def _described(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequ
 
 
 def _description(path: Path) -> str:
-    """Returns the comment at the head of a file, or the docstring of its target."""
+    """Returns the comment at the head of a file, or, of a file that this program brings, its target's docstring."""
     words = _head(path)
     return f"{words.split('. ')[0].rstrip('.')}." if words else _documentation(path)
 
 
 def _documentation(path: Path) -> str:
+    first = _docstring(path).split("\n\n")[0]
+    return re.sub(r"(?::\w+:)?`+(?:[\w.]*\.)?([^`]+)`+", r"\1", " ".join(first.split()))
+
+
+def _source(path: Path) -> str:
+    """Returns the paper of a model: first author, venue and year."""
+    found = _SOURCE.search(" ".join(_docstring(path).split()))
+    return f"{found[1]} et al., {found[2]}" if found else "-"
+
+
+def _docstring(path: Path) -> str:
+    if not _is_shipped(path):  # an import would run code that no plugins= has allowed
+        return ""
     content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     # A target that cannot be imported is reported by the run that chooses it.
     with suppress(Exception):
-        found = get_object(importable(content.get("model", content))["_target_"])
-        first = (inspect.getdoc(found) or "").split("\n\n")[0]
-        return re.sub(r"(?::\w+:)?`+(?:[\w.]*\.)?([^`]+)`+", r"\1", " ".join(first.split()))
+        return inspect.getdoc(get_object(importable(content.get("model", content))["_target_"])) or ""
     return ""
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.is_relative_to(CONFIGURATIONS)
 
 
 def _head(path: Path) -> str:
@@ -163,12 +180,13 @@ def _models(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequenc
     rows: dict[str, Sequence[str]] = {}
     with show_activity("building every model to count its parameters"), _composing():
         for name, path in files.items():
-            shipped = path.is_relative_to(CONFIGURATIONS)
+            shipped = _is_shipped(path)
             plain = _composed(f"model={name}", "scale.stand_in=true") if shipped else {}
             parameters = f"{_parameters(plain):,}" if shipped else "-"
             dataset = _composed_choice("dataset", f"model={name}") if shipped else "-"
-            rows[name] = (parameters, dataset, minutes.get(name, "-"), _documentation(path))
-    return ("parameters", "data set", "minutes*", "description"), rows
+            about = _documentation(path) if shipped else _description(path)
+            rows[name] = (parameters, dataset, minutes.get(name, "-"), _source(path), about)
+    return ("parameters", "data set", "minutes*", "paper", "description"), rows
 
 
 def _methods(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequence[str]]]:

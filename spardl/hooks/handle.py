@@ -279,9 +279,9 @@ class GradientHandle(Handle):
         finally:
             self._discards = before
 
-    def _ignores(self, first: Iterable[torch.Tensor]) -> bool:
-        """Returns whether to ignore a backward pass that begins with the gradients of ``first``."""
-        return self._discards >= self._discardable or self._optimizer_steps.ignores(first)
+    def _ignores(self, first: Iterable[torch.Tensor], *, passed: bool = False) -> bool:
+        """Returns whether to ignore a pass that begins with the gradients of ``first``; ``passed``: it computed all."""
+        return self._discards >= self._discardable or self._optimizer_steps.ignores(first, passed=passed)
 
     def _begin_step(self, averager: Averager) -> None:
         self._optimizer_steps.begin(averager)

@@ -213,15 +213,17 @@ class StepGuard:
             self._warned = True
         return True
 
-    def stale(self, parameters: Iterable[Tensor]) -> bool:
+    def stale(self, parameters: Iterable[Tensor], *, passed: bool = False) -> bool:
         """Returns whether a backward pass adds to gradients that the last step applied and that were not cleared.
 
         No step can use such sums.
 
         Args:
             parameters: Parameters that got their first gradient of the current step in this pass, of any shape.
+            passed: Whether the running pass has computed the gradients of all of them. Otherwise, they may have been
+                cleared since their last pass.
         """
-        return bool(self._stale) and any(each in self._stale and _has_gradient(each) for each in parameters)
+        return bool(self._stale) and any(each in self._stale and (passed or _has_gradient(each)) for each in parameters)
 
     def check_stale(self) -> None:
         """Checks a backward pass that added to gradients which the last step had already applied.
@@ -510,13 +512,14 @@ class OptimizerSteps:
             take_over(self._plain, carried, gradient.names, gradient.parameters, averager.engine.scale, stale=stale)
         self._state_replaced = False
 
-    def ignores(self, parameters: Iterable[Tensor]) -> bool:
+    def ignores(self, parameters: Iterable[Tensor], *, passed: bool = False) -> bool:
         """Returns whether to ignore a backward pass because it adds to gradients that the last step already applied.
 
         Args:
             parameters: Parameters whose gradients the pass computes first, of any shape.
+            passed: Whether the running pass has computed the gradients of all of them, also if they are zero.
         """
-        return self._guard is not None and self._guard.stale(parameters)
+        return self._guard is not None and self._guard.stale(parameters, passed=passed)
 
     def check_ignored(self) -> None:
         """Checks an ignored backward pass when it ends.

@@ -135,7 +135,8 @@ class Synchronizer(GradientHandle):
         return self._averager
 
     def _on_gradient(self, number: int, parameter: Tensor) -> None:
-        if self._ignores([parameter]):
+        # Of all parameters alike: a gradient of zeros must not begin a step that the others ignore.
+        if self._ignores([parameter], passed=True):
             return
         # Also in no_sync(), whose gradients count as a use of the parameter.
         self._averager.engine.note(number)

@@ -24,6 +24,7 @@ from spardl.basics.weakrefs import weak_method
 from spardl.clusters.base import Cluster
 from spardl.method.method import Method
 from spardl.method.provenance import compare, method_settings, shapes_of
+from spardl.method.registry import check_averages_gradients
 from spardl.protocol.programs import describe
 from spardl.schedules.averaging import Averaging, ModelUpdate
 from spardl.schedules.fusion import Range, is_partition, within
@@ -117,6 +118,8 @@ class Training(NamedTuple):
         decay: Function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` uses
             the weight decay of the method's momentum rule.
         matrices: Parameters of shape (a, b) that Muon updates.
+        weights: Weights that the averages change, equal on all workers: one tensor of each parameter's shape, in the
+            order of ``gradient.parameters``. Empty if averages are not changes of weights.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -143,6 +146,7 @@ class Training(NamedTuple):
     find_unused: bool = False
     decay: Callable[[nn.Parameter], float] | None = None
     matrices: Collection[nn.Parameter] = ()
+    weights: Sequence[Tensor] = ()
 
 
 # Measuring clones the residual, so it runs in one of 16 steps, where its cost does not show.
@@ -181,7 +185,7 @@ class Engine(ABC):
         ranks = len(cluster.local_ranks)
         self.kept = self.steps = 0
         self.measures_residual = False
-        self.gradient_state = GradientState(method, gradient, ranks, partition, training.matrices)
+        self.gradient_state = GradientState(method, gradient, ranks, partition, training.matrices, training.weights)
         self.limit = Limit(training.clip_norm, first=method.momentum.moved or self._clips_own)
         self._scaling = Scaling(training.scale)
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
@@ -404,6 +408,7 @@ class Schedule(ABC):
         Raises:
             ConfigError: If this schedule cannot run the method; the message says what to do instead.
         """
+        check_averages_gradients(method.compressor, f"schedule={self.name}")
 
     def start(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """Creates the engine of one training; all workers must call this at the same time.

@@ -254,9 +254,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "several optimizers": (
         one_for_each_layer,
         {},
-        "this method averages the updates of one optimizer, but configure_optimizers() returned 2; pass "
-        'recipe="published" to SpardlStrategy to average gradients, or use spardl.attach() in a loop without '
-        "Lightning, with one DDP model and handle per optimizer",
+        "with Lightning, this method averages the updates of one optimizer, but configure_optimizers() returned 2; use "
+        'a method that averages gradients (SpardlStrategy("int8"), or recipe="published"), or a loop without '
+        "Lightning: spardl.attach(ddp_model, optimizer=[muon, adamw])",
     ),
     "clipping": (
         adam,

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from spardl.basics.errors import TrainingError
 from spardl.basics.weakrefs import weak_method
 from spardl.clusters.base import Cluster
+from spardl.communicators.steps.nodes import Nodes
 from spardl.method.method import Method
 from spardl.method.provenance import compare, method_settings, shapes_of
 from spardl.protocol.programs import describe
@@ -117,6 +118,7 @@ class Training(NamedTuple):
         decay: Function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` uses
             the weight decay of the method's momentum rule.
         matrices: Parameters of shape (a, b) that Muon updates.
+        nodes: Workers that share a node, whose gradients are averaged densely first.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -143,6 +145,7 @@ class Training(NamedTuple):
     find_unused: bool = False
     decay: Callable[[nn.Parameter], float] | None = None
     matrices: Collection[nn.Parameter] = ()
+    nodes: Nodes = Nodes()
 
 
 # Measuring clones the residual, so it runs in one of 16 steps, where its cost does not show.
@@ -187,7 +190,9 @@ class Engine(ABC):
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
         self._step = Step(ranks, backwards=gradient.backwards)
         decay = training.decay or (lambda parameter: method.momentum.decay)
-        self._averaging = Averaging(method, cluster, gradient, decay, self.gradient_state, self._scaling, self.limit)
+        self._averaging = Averaging(
+            method, cluster, gradient, decay, self.gradient_state, self._scaling, self.limit, training.nodes
+        )
         self._update = ModelUpdate(cluster, gradient, training.optimizer, self._usage, self._scaling, self.limit)
         self._use_groups()
         cluster.expect(gradient.entries)

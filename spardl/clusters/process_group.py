@@ -239,6 +239,8 @@ class Channel:
         """
         if isinstance(request, Exchange):
             ledger.count_exchange(request)
+            if request.inside:
+                return self._exchange(request)
             with self._throttled(1, lambda: traffic(request)):
                 return self._exchange(request)
         run = _COLLECTIVES[type(request)]

@@ -295,7 +295,7 @@ class Averager:
         given: Mapping[str, Any],
         update: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        method.communicator.check_workers(cluster.size)
+        method.communicator.check_workers(training.nodes.count(cluster.size))
         assert isinstance(training.gradient, CopiedGradient)
         self.method, self.gradient, self._cluster = method, training.gradient, cluster
         self.numbers: dict[Tensor, int] = {each: number for number, each in enumerate(self.gradient.parameters)}
@@ -306,7 +306,7 @@ class Averager:
         self.engine = engine
         (worker,) = cluster.local_workers
         self._worker = worker
-        self._owner = owner_of(method, worker.rank, worker.size)
+        self._owner = owner_of(method, worker.rank, worker.size, training.nodes.ranks_per_node)
         # Settings of the optimizer may change during training, so they are read at each comparison.
         fixed = {**given, "scaler": self.scaled}
         self._given: Callable[[], dict[str, Any]] = lambda: {**fixed, **update()}

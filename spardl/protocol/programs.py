@@ -145,11 +145,13 @@ class Exchange:
         receives: Messages from other workers.
         meanwhile: Local work to overlap with the messages, if any. It must not access the payloads or the receive
             buffers.
+        inside: Whether all messages stay inside a node; ledgers and emulated networks do not count them.
     """
 
     sends: Sequence[Send]
     receives: Sequence[Receive]
     meanwhile: Callable[[], None] | None = None
+    inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,7 @@ from torch.utils.hooks import RemovableHandle
 from spardl.basics.errors import TrainingError
 from spardl.basics.weakrefs import weak_method
 from spardl.clusters.base import Cluster
+from spardl.communicators.steps.nodes import Nodes
 from spardl.method.method import Method
 from spardl.method.provenance import compare, method_settings, shapes_of
 from spardl.method.registry import check_averages_gradients
@@ -120,6 +121,7 @@ class Training(NamedTuple):
         matrices: Parameters of shape (a, b) that Muon updates.
         weights: Weights that the averages change, equal on all workers: one tensor of each parameter's shape, in the
             order of ``gradient.parameters``. Empty if averages are not changes of weights.
+        nodes: Workers that share a node, whose gradients are averaged densely first.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -147,6 +149,7 @@ class Training(NamedTuple):
     decay: Callable[[nn.Parameter], float] | None = None
     matrices: Collection[nn.Parameter] = ()
     weights: Sequence[Tensor] = ()
+    nodes: Nodes = Nodes()
 
 
 # Measuring clones the residual, so it runs in one of 16 steps, where its cost does not show.
@@ -191,7 +194,9 @@ class Engine(ABC):
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
         self._step = Step(ranks, backwards=gradient.backwards)
         decay = training.decay or (lambda parameter: method.momentum.decay)
-        self._averaging = Averaging(method, cluster, gradient, decay, self.gradient_state, self._scaling, self.limit)
+        self._averaging = Averaging(
+            method, cluster, gradient, decay, self.gradient_state, self._scaling, self.limit, training.nodes
+        )
         self._update = ModelUpdate(cluster, gradient, training.optimizer, self._usage, self._scaling, self.limit)
         self._use_groups()
         cluster.expect(gradient.entries)

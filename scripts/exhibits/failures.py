@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
-from scripts.exhibits.jobs import Outcome
-from scripts.exhibits.tables import Cell
+from scripts.exhibits.jobs import Job, Outcome
+from scripts.exhibits.tables import Cell, Row
 
-__all__ = ["NOT_RUN", "NOT_RUN_YET", "any_failed", "failed", "succeeded"]
+__all__ = ["NOT_RUN", "NOT_RUN_YET", "any_failed", "failed", "row_of", "succeeded"]
 
 # Cells of a row of which no job was started.
 NOT_RUN_YET, NOT_RUN = "not run yet", "not run"
@@ -34,3 +35,18 @@ def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
     reasons = "; ".join(sorted({outcome.fault for outcome in lost}))
     begun = any_failed(lost)
     return [Cell(reasons, bad=begun), *[Cell("failed" if begun else NOT_RUN, bad=begun)] * (count - 1)]
+
+
+def row_of(
+    name: str, job: Job, outcome: Outcome, count: int, cells: Callable[[Mapping[str, Any]], Sequence[Cell]]
+) -> Row:
+    """Row of one job, also of a failed one.
+
+    Args:
+        name: Name of the row.
+        job: The job.
+        outcome: Its outcome.
+        count: Number of cells, at least 1.
+        cells: Function that makes the cells from the result.
+    """
+    return Row(name, failed([outcome], count) if outcome.reason is not None else cells(outcome.data), [job])

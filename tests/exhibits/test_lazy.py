@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -116,28 +117,28 @@ def test_what_is_not_compared_is_refused() -> None:
 
 def test_both_get_what_the_workers_have() -> None:
     """So the lazy way's average is the training's, in every step; and mass is told of the most that is possible."""
-    watcher = lazy._Both()
+    trace = lazy._Both()
     seen = []
-    look = watcher._look
+    look = trace.look
 
-    def looked(vectors: list[Tensor]) -> None:
+    def looked(vectors: list[Tensor], average: Any) -> None:
         seen.append([each.clone() for each in vectors])
-        look(vectors)
+        look(vectors, average)
 
-    watcher._look = looked  # type: ignore[method-assign, assignment]
-    bench = harness.Bench.build(watched.Watched.of(harness.spardl(0.1), watcher), 3, 120)
+    trace.look = looked  # type: ignore[method-assign, assignment]
+    bench = harness.Bench.build(watched.Watched.of(harness.spardl(0.1), trace), 3, 120)
     for step in range(3):
         average = harness.to_dense(bench.step(gradients(3, 120, torch.float64, step))[0])
         best = torch.zeros(120, dtype=torch.float64)
         mean = torch.stack(seen[step]).mean(0)
         chosen = mean.abs().topk(12).indices
         best[chosen] = mean[chosen]
-        way = watcher.ways[lazy.LAZY]
+        way = trace.ways[lazy.LAZY]
         assert way.mass[step] == pytest.approx((average.abs().sum() / best.abs().sum()).item(), rel=1e-9)
         assert way.distance[step] == pytest.approx(((average - best).norm() / best.norm()).item(), rel=1e-9)
-    assert len(watcher.same) == 3
-    assert all(0 < share < 1 for share in watcher.same)
-    assert sum(watcher.ways[lazy.EAGER].mass) < sum(watcher.ways[lazy.LAZY].mass)
+    assert len(trace.same) == 3
+    assert all(0 < share < 1 for share in trace.same)
+    assert sum(trace.ways[lazy.EAGER].mass) < sum(trace.ways[lazy.LAZY].mass)
 
 
 def test_tables_and_pictures_by_hand() -> None:

@@ -40,18 +40,18 @@ def test_thresholds_by_hand() -> None:
 def test_gradients_are_told_from_residuals() -> None:
     """Equal workers lose nothing by selecting alone; and the norm is the gradient's, whatever waits."""
     method = Method(ReusedThreshold(0.1, period=1), OkTopk(threshold_period=1), PartialResidual())
-    watcher = xi._Selections(last=2)
-    bench = harness.Bench.build(watched.Watched.of(method, watcher), 3, 100)
+    trace = xi._Selections(last=2)
+    bench = harness.Bench.build(watched.Watched.of(method, trace), 3, 100)
     source = torch.Generator().manual_seed(1)
     for step in range(3):
         gradient = torch.randn(100, generator=source, dtype=torch.float64)
         bench.step([gradient.clone() for _ in range(3)])
-        waiting = watcher.vectors[0] - gradient
+        waiting = trace.vectors[0] - gradient
         assert torch.count_nonzero(waiting) == (0 if step == 0 else pytest.approx(90, abs=10))
-    assert watcher.wanted == 10
-    assert [own for own, _ in watcher.xi] == pytest.approx([0, 0, 0])
-    assert [sent for _, sent in watcher.xi] == pytest.approx([0, 0, 0], abs=1e-9)
-    assert sum(watcher.picture["counts"]) == 100
+    assert trace.wanted == 10
+    assert [own for own, _ in trace.xi] == pytest.approx([0, 0, 0])
+    assert [sent for _, sent in trace.xi] == pytest.approx([0, 0, 0], abs=1e-9)
+    assert sum(trace.picture["counts"]) == 100
     apart = [torch.randn(100, generator=source, dtype=torch.float64) for _ in range(3)]
     before = [state.memory.clone() for state in bench.states]
     bench.step(apart)
@@ -61,7 +61,7 @@ def test_gradients_are_told_from_residuals() -> None:
         torch.stack(apart).mean(0),
         10,
     )
-    assert watcher.xi[3][0] == pytest.approx(expected[0])
+    assert trace.xi[3][0] == pytest.approx(expected[0])
     assert expected[0] > 0
 
 

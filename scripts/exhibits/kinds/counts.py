@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
@@ -160,14 +160,9 @@ class CountedCosts(Exhibit):
         workers: Numbers of workers by size preset.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, Counted]
     workers: ByScale[tuple[int, ...]]
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
 
     def job(self, method: str, workers: int) -> Computation:
         """Job of one method with one number of workers."""

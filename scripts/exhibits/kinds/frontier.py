@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, median
 from typing import Any, NamedTuple
 
 from scripts.benchmarks.ddp_hooks import ALONE
-from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
+from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
@@ -70,14 +70,7 @@ class Frontier(Exhibit):
         courses: Courses by size preset, one per task.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
-    basis: Basis
     courses: ByScale[Sequence[Course]]
-    note: str = field(default="", kw_only=True)
-    leads: bool = field(default=False, kw_only=True)
 
     def jobs(self, scale: str) -> Sequence[Job]:
         """All jobs; those that measure time come last."""

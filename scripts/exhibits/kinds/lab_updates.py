@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -88,15 +88,10 @@ class LabUpdates(Exhibit):
         model: The model, for readers.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, str]
     courses: ByScale[Course]
     model: str
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
 
     def assumes(self, scale: str) -> Sequence[str]:
         """Models whose passes are assumed, not measured."""

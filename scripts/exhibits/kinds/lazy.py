@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.eager import CountedTopK, EagerSparDL, Tally
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import WatchedPlan, Watcher, sparse, train_watched, watched_training
+from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, sparse, train_watched
 from scripts.exhibits.kinds.xi import largest_of
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
@@ -28,17 +28,15 @@ from spardl.compressors import TopK
 from spardl.compressors.base import SparseCompressor
 from spardl.method.method import Method, MethodState
 from spardl.method.residuals import GlobalResidual
-from spardl.protocol.programs import Context, Worker
+from spardl.protocol.programs import Worker
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["Laziness", "compare_selections", "ways"]
 
-BASIS = Basis(
-    simulated="the cluster: all workers in one process; no seconds",
-    measured="in every step of real trainings with SparDL, lazy as it is: what either way makes of the same gradients "
-    "and residuals",
-    assumed="nothing",
+BASIS = basis_of_trace(
+    "in every step of real trainings with SparDL, lazy as it is: what either way makes of the same gradients "
+    "and residuals"
 )
 LAZY, EAGER = "lazily", "at once"
 COLUMNS = (
@@ -96,32 +94,23 @@ def ways(compressor: SparseCompressor) -> dict[str, _Way]:
 
 
 @dataclass
-class _Both(Watcher):
-    """Runs both variants on the vectors of all workers, once all workers have started a synchronization."""
+class _Both(Trace):
+    """Runs both variants on the vectors of all workers."""
 
     ways: dict[str, _Way] = field(default_factory=dict)
-    vectors: dict[int, Tensor] = field(default_factory=dict)
     layout: Layout = field(default_factory=lambda: Layout.flat(0))
-    wanted: int = 0
     same: list[float] = field(default_factory=list)
 
-    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies the vector of the worker."""
-        compressor = sparse(method)
-        self.ways = self.ways or ways(compressor)
-        self.wanted, self.layout = compressor.count(Context(worker, state.layout, state.step)), state.layout
-        self.vectors[worker.rank] = state.memory.clone()
+    def start(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Makes both variants of the method in the first step."""
+        self.ways, self.layout = self.ways or ways(sparse(method)), state.layout
 
-    def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """Runs both variants at the first result of a step, when the vectors of all workers are known."""
-        if len(self.same) == step:
-            self._look([self.vectors[rank] for rank in sorted(self.vectors)])
-
-    def _look(self, vectors: Sequence[Tensor]) -> None:
+    def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
+        """Runs both variants."""
         best = largest_of(torch.stack(list(vectors)).mean(0), self.wanted)
         found = {name: way.average(self.layout, vectors) for name, way in self.ways.items()}
-        for name, average in found.items():
-            self.ways[name].judge(average.dense(), best)
+        for name, own in found.items():
+            self.ways[name].judge(own.dense(), best)
         kept = torch.isin(found[EAGER].indices, found[LAZY].indices, assume_unique=True)
         self.same.append(kept.double().mean().item())
 
@@ -158,48 +147,33 @@ def compare_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Laziness(Planned):
-    """Trainings with SparDL: one row per variant, and the sent mass by step.
+class Laziness(TracedExhibit):
+    """Trainings with SparDL: one row per way to sparsify, and the sent mass by step."""
 
-    Attributes:
-        plans: Plan by size preset.
-    """
+    basis: Basis = field(default=BASIS, kw_only=True)
+    traced = "lazy"
+    trace = compare_selections
 
-    name: str
-    title: str
-    source: str
-    shows: str
-    plans: ByScale[WatchedPlan]
-    basis: Basis = BASIS
-    note: str = ""
-
-    def job(self, plan: WatchedPlan, case: Case) -> Computation:
-        """Job of one training."""
-        words = (*plan.words, *case.words, "compressor=spardl")
-        return watched_training(self.name, "lazy", compare_selections, words, plan.steps)
-
-    def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
-        plan = at(scale, self.plans)
-        return [self.job(plan, case) for case in plan.cases]
+    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+        """SparDL as it is."""
+        return {"": ("compressor=spardl",)}
 
     def caption(self, scale: str) -> str:
         """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
-        cases = "; ".join(case.title for case in plan.cases)
         return (
-            f"{cases}. {plan.steps} steps of training with SparDL without teams; both ways get the same gradients and "
-            "residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or is complete. At "
-            "once: every block is cut at the beginning and again after each addition; removed entries go to the "
-            "residual, and later additions do not bring them back. Mass: the sum of magnitudes of the average, over "
-            "that of the k largest entries of the mean of all workers' vectors; distance: of the average from these, "
-            f"over their norm. Rounds and words are equal. {' '.join(plan.words)}"
+            f"{plan.titles}. {plan.steps} steps of training with SparDL without teams; both ways get the same "
+            "gradients and residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or "
+            "is complete. At once: every block is cut at the beginning and again after each addition; removed "
+            "entries go to the residual, and later additions do not bring them back. Mass: the sum of magnitudes of "
+            "the average, over that of the k largest entries of the mean of all workers' vectors; distance: of the "
+            f"average from these, over their norm. Rounds and words are equal. {' '.join(plan.words)}"
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """Tables of the results."""
         plan = at(scale, self.plans)
-        rows = [row for case in plan.cases for row in self._rows(self.job(plan, case), case, results)]
+        rows = [row for case in plan.cases for row in self._rows(self.job(plan, case, ""), case, results)]
         return [Table(self.title, COLUMNS, rows)]
 
     def _rows(self, job: Computation, case: Case, results: Results) -> list[Row]:
@@ -211,13 +185,10 @@ class Laziness(Planned):
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """Figures of the results."""
-        plan = at(scale, self.plans)
-        found = [(case, results.of(self.job(plan, case))) for case in plan.cases]
         caption = "Mass that is sent over the most that is possible, by step, if blocks are cut lazily and at once"
         return [
-            Picture(case.name, caption, partial(_draw, outcome.data), case.title, palette.looks((LAZY, EAGER)))
-            for case, outcome in found
-            if outcome.reason is None
+            Picture(case.name, caption, partial(_draw, data), case.title, palette.looks((LAZY, EAGER)))
+            for case, data in self.finished(scale, results)
         ]
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
+from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.failures import failed, succeeded
@@ -117,13 +117,7 @@ class Race(Exhibit):
         recipe: Recipe of the jobs, see :class:`Computation`.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
-    basis: Basis
     courses: ByScale[Course]
-    note: str = field(default="", kw_only=True)
     recipe: int = field(default=1, kw_only=True)
 
     def job(self, course: Course, gbit: float, entrant: Entrant, seed: int) -> Lap:

@@ -160,10 +160,6 @@ class Regimes(Exhibit):
         sizes: Costs of the models by key of ``gpu.MODELS``.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, Contender]
     formulas: Mapping[str, Formula]
     ours: str
@@ -177,8 +173,7 @@ class Regimes(Exhibit):
     latencies: tuple[float, ...]
     bandwidths: tuple[float, ...]
     settings: tuple[tuple[str, str], ...]
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
     sizes: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def assumes(self, scale: str) -> Sequence[str]:

@@ -177,16 +177,10 @@ class MethodComparison(Planned):
         proposed: Methods that the paper proposes; an exhibit of variants has none and is not in the summary.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, tuple[str, ...]]
     plans: ByScale[Plan]
     basis: Basis = field(default=VIRTUAL, kw_only=True)
-    note: str = field(default="", kw_only=True)
     proposed: tuple[str, ...] = field(default=(), kw_only=True)
-    leads: bool = field(default=False, kw_only=True)
 
     def compared(self, plan: Plan) -> Sequence[str]:
         """Names of the methods that are trained."""

@@ -34,16 +34,14 @@ from scripts.exhibits.charts.axes import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import Section
-from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, tables_section
-from scripts.exhibits.pages.writing import write
+from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, tables_section, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
 from scripts.exhibits.passes import MeasuredPasses, read_passes, said_of
 from scripts.exhibits.published import BASIS, PAPER, TITLE, WORDS, published_table
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
-from scripts.exhibits.slurm_arrays import write_arrays
 from scripts.exhibits.tables import Row, Table, markdown
 from scripts.exhibits.unrun import unrun, unrun_table
-from scripts.exhibits.working import FAILED, FINISHED, Ended, answer, complete, nothing
+from scripts.exhibits.working import FAILED, FINISHED, Ended, answer, complete, nothing, write_arrays
 from spardl.basics.errors import ConfigError, SpardlError
 
 EVERYTHING, CLAIMS, PUBLISHED = "all", "claims", "published"

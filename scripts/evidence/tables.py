@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from statistics import mean
 
 from scripts.evidence.plans import ALONE, DENSE, Line, Task
+from scripts.exhibits.measures import spread
 from scripts.exhibits.records import Record, Records
-from scripts.exhibits.statistics import spread
 from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = ["summary_of", "table_of"]

@@ -12,7 +12,7 @@ from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import curves, palette, sheets
 from scripts.exhibits.kinds.predictions import sheet
 from scripts.exhibits.measures import Curve
-from scripts.exhibits.pages import writing
+from scripts.exhibits.pages import sections
 
 
 def figure() -> Any:
@@ -157,5 +157,5 @@ def test_a_file_has_room_for_its_title_and_its_key(tmp_path: Path) -> None:
         def pictures(self, *_: Any) -> list[Any]:
             return [picture._replace(title="") for picture in pictures]
 
-    assert writing.write(Drawn(), "smoke", None, tmp_path) == []
+    assert sections.write(Drawn(), "smoke", None, tmp_path) == []
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".pdf", ".png"]

@@ -9,7 +9,7 @@ import pytest
 
 from scripts.exhibits import base, jobs
 from scripts.exhibits.claims import oktopk as claims
-from scripts.exhibits.kinds import counts, fusion
+from scripts.exhibits.kinds import counts, schedules
 from scripts.exhibits.papers.catalogue import catalogue
 
 
@@ -58,7 +58,7 @@ def test_shares_are_of_a_whole_cycle() -> None:
 
 def test_spardl_selects_as_many_blocks_as_there_are_workers() -> None:
     """Half a millisecond, and 39 microseconds a block; of 64 blocks it is 3 ms."""
-    lines = fusion.bench_schedules.assumed_compression
+    lines = schedules.bench_schedules.assumed_compression
     assert lines(64)["spardl"].fixed == pytest.approx(3e-3)
     assert lines(16)["spardl"].fixed == pytest.approx(0.5e-3 + 16 * 2.5e-3 / 64)
     assert lines(16)["topka"] == lines(64)["topka"]
@@ -66,7 +66,7 @@ def test_spardl_selects_as_many_blocks_as_there_are_workers() -> None:
 
 @pytest.mark.slow
 def test_what_fusion_gains_where_launches_are_those_of_16_blocks() -> None:
-    found = fusion._seconds(("densenet201",), "ethernet_10g", ())["densenet201", "spardl"]
+    found = schedules._seconds(("densenet201",), "ethernet_10g", ())["densenet201", "spardl"]
     layers, buckets, _, fused, _ = found
     assert layers / fused == pytest.approx(2.455, abs=1e-3)
     assert buckets / fused == pytest.approx(1.0, abs=0.01)

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from torch import Tensor
 
 from scripts.exhibits import base, jobs
-from scripts.exhibits.kinds import eager, lazy, watched
+from scripts.exhibits.kinds import lazy, watched
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.compressors import RandomK, TopK
@@ -23,7 +23,7 @@ from tests.support import harness
 
 
 def at_once(density: float, wire: Wire = EXACT) -> Method:
-    return Method(TopK(density), eager.EagerSparDL(), GlobalResidual(), wire=wire)
+    return Method(TopK(density), lazy.EagerSparDL(), GlobalResidual(), wire=wire)
 
 
 def gradients(workers: int, length: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -110,7 +110,7 @@ def test_selections_are_counted(workers: int) -> None:
 
 def test_what_is_not_compared_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"for one team, got communicator\.teams=2; use teams=1"):
-        eager.EagerSparDL(teams=2)
+        lazy.EagerSparDL(teams=2)
     with pytest.raises(ConfigError, match="compressor=random_k is not compared here; use compressor=spardl"):
         lazy.ways(RandomK(0.1))
 

@@ -12,10 +12,9 @@ import pytest
 from scripts import learning
 from scripts.evidence.plans import tasks_in
 from scripts.exhibits import base
-from scripts.exhibits.measures import metric_curve
+from scripts.exhibits.measures import metric_curve, shown_interval
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
-from scripts.exhibits.statistics import shown_interval
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import reached
 from scripts.pages import quotes

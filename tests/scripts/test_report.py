@@ -18,7 +18,6 @@ from scripts.exhibits.charts import palette, sheets
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.pages import page as html_page
 from scripts.exhibits.pages import sections as report_sections
-from scripts.exhibits.pages import svg
 from spardl.basics.errors import DataError, WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -177,7 +176,7 @@ def test_any_words_are_only_words(words: str, marks: int) -> None:
 
 
 def test_figures_have_the_page_s_colours_and_letters() -> None:
-    drawn = svg.inline(line, {}, "one", "a <title>")
+    drawn = html_page.inline(line, {}, "one", "a <title>")
     assert 'aria-labelledby="one-title"' in drawn
     assert '<title id="one-title">a &lt;title&gt;</title>' in drawn
     assert "a &lt;b&gt; &amp; c</text>" in drawn
@@ -190,12 +189,12 @@ def test_figures_have_the_page_s_colours_and_letters() -> None:
 
 
 def test_two_figures_do_not_clash_and_are_drawn_alike() -> None:
-    one, other = (svg.inline(line, {}, ident, "title") for ident in ("one", "other"))
+    one, other = (html_page.inline(line, {}, ident, "title") for ident in ("one", "other"))
     text = page(section(html=one + other))
     assert_self_contained(text)
     ids = Reader(text).ids
     assert len(ids) == len(set(ids)) > 6
-    assert one == svg.inline(line, {}, "one", "title")
+    assert one == html_page.inline(line, {}, "one", "title")
 
 
 def test_the_style_has_every_colour_for_light_and_dark() -> None:

@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import row_of
 from scripts.exhibits.kinds.trainings import Case
 from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, train_watched
+from scripts.exhibits.outcomes import row_of
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.communicators.spardl import SparDLState
 from spardl.method.method import Method, MethodState

@@ -13,8 +13,8 @@ import torch
 from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, plain
-from scripts.exhibits.failures import row_of
 from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, selection, train_watched
+from scripts.exhibits.outcomes import row_of
 from scripts.exhibits.tables import Cell, Table
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts import choices, complexity
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Results, at
-from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters import SimulatedCluster
 from spardl.method.method import Method

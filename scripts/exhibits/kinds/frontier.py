@@ -14,14 +14,12 @@ from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
-from scripts.exhibits.kinds.crossings import between, stretches
 from scripts.exhibits.kinds.frontier_work import CALM, TURNS, Course, Entrant
+from scripts.exhibits.kinds.races import between, stretches
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
-from scripts.exhibits.machines import machines
-from scripts.exhibits.measures import Curve, figure_of
-from scripts.exhibits.statistics import spread
+from scripts.exhibits.measures import Curve, figure_of, spread
+from scripts.exhibits.outcomes import any_failed, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Target, reached
 

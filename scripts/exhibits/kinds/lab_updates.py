@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import failed
 from scripts.exhibits.kinds.gpu import basis_of
 from scripts.exhibits.kinds.lab import EDITION, LINKS, Measurement, asleep, in_lab, slept, typed
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 

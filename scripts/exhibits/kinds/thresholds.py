@@ -14,9 +14,9 @@ from torch import Tensor
 from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import row_of
 from scripts.exhibits.kinds.trainings import Case
 from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, selection, train_watched
+from scripts.exhibits.outcomes import row_of
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Worker

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, SMALL, plain
-from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.counts import Cycle, count_cycle
 from scripts.exhibits.kinds.gpu import MODELS, Model, basis_of, measured_models, seconds_to_compress
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network

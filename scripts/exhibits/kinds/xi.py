@@ -15,7 +15,6 @@ from torch import Tensor
 from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import row_of
 from scripts.exhibits.kinds.watched import (
     Trace,
     TracedExhibit,
@@ -25,6 +24,7 @@ from scripts.exhibits.kinds.watched import (
     sparse,
     train_watched,
 )
+from scripts.exhibits.outcomes import row_of
 from scripts.exhibits.tables import Cell, Table
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Context, Worker

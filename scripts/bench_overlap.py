@@ -42,8 +42,7 @@ from hydra.utils import instantiate
 
 from scripts import choices
 from scripts.benchmarks.emulated import from_profile
-from scripts.benchmarks.links import measured_network
-from scripts.benchmarks.timing import complain, positive
+from scripts.benchmarks.timing import complain, measured_network, positive
 from scripts.profile_model import SOURCES as MODELS
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically

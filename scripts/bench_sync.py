@@ -32,8 +32,7 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from scripts import choices
-from scripts.benchmarks.links import measured_network
-from scripts.benchmarks.timing import Row, add_options, complain, positive, table, write_json
+from scripts.benchmarks.timing import Row, add_options, complain, measured_network, positive, table, write_json
 from spardl.basics.errors import SpardlError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 from hydra.core.global_hydra import GlobalHydra
 
-from scripts.complaints import REFUSALS, complain
+from scripts.choices import REFUSALS, complain
 from scripts.exhibits.jobs import Job, Training
 from spardl.basics.errors import SpardlError
 from spardl.basics.files import write_atomically

@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TextIO
 
-from scripts.submission.places import Place, Queued
-from scripts.submission.site import Site
+from scripts.submission.site import Place, Queued, Site
 from scripts.submission.standing import FINISHED, GOOD, standing
 from scripts.submission.submissions import Submission, lock_free
 from spardl.basics.errors import ConfigError

@@ -86,7 +86,8 @@ class Sent(NamedTuple):
 
     def on(self, network: Network, scale: float) -> float:
         """Seconds on a network, for a gradient scaled by a factor."""
-        return Work.of(0.0, self.rounds, self.busiest * scale, network).transfer
+        work = Work.of(0.0, self.rounds, self.busiest, network)
+        return work.latency + work.bandwidth * scale
 
 
 def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:

@@ -251,11 +251,7 @@ def show(found: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    """Runs as one worker.
-
-    Returns:
-        The exit code.
-    """
+    """Runs as one worker, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="torchvision:resnet18", help=f"SOURCE:NAME of {', '.join(SOURCES)}")
     parser.add_argument("--compute", type=float, help="seconds of forward and backward pass of profile:FILE")

@@ -258,11 +258,7 @@ def gradients_of(rank: int, length: int) -> list[Tensor]:
 
 
 def main() -> int:
-    """Runs as one worker.
-
-    Returns:
-        The exit code.
-    """
+    """Runs as one worker, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the gradient (n)")
     parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")

@@ -255,11 +255,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     words = sys.argv[1:]
     try:
         if words and words[0] in COMMANDS:

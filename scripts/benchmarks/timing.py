@@ -142,11 +142,7 @@ def _cell(figure: float | str) -> str:
 
 
 def complain(reason: object) -> int:
-    """Prints the reason why a benchmark cannot run as one line.
-
-    Returns:
-        The exit code.
-    """
+    """Prints the reason why a benchmark cannot run as one line, and returns the exit code."""
     print(f"error: {reason}", file=sys.stderr)
     return 2
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isclose, log, sqrt
+from operator import ge, le
 from statistics import mean
+from typing import ClassVar
 
 from scripts.exhibits.claims.base import Figure, Finding, Rule, Verdict, difference_of, show, shown, told
 from scripts.exhibits.measures import Range
@@ -183,14 +184,14 @@ class _Limit(Rule):
     published: float
     unit: str = ""
 
+    side: ClassVar[str]
+    # Whether a figure satisfies a limit.
+    holds: ClassVar[Callable[[float, float], bool]]
+
     @property
-    @abstractmethod
     def demand(self) -> str:
         """The requirement on each figure, with the number."""
-
-    @abstractmethod
-    def holds(self, ours: float, limit: float) -> bool:
-        """Whether a figure satisfies a limit."""
+        return f"{self.side} {show(self.published, self.unit)}"
 
     @property
     def words(self) -> str:
@@ -220,32 +221,16 @@ class _Limit(Rule):
         return self.holds(ours, rival) and self.holds(ours, sqrt(rival * self.published))
 
 
-@dataclass(frozen=True)
 class AtMost(_Limit):
     """No figure above a published limit."""
 
-    @property
-    def demand(self) -> str:
-        """The requirement on each figure, with the number."""
-        return f"at most {show(self.published, self.unit)}"
-
-    def holds(self, ours: float, limit: float) -> bool:
-        """Whether a figure satisfies a limit."""
-        return ours <= limit
+    side, holds = "at most", staticmethod(le)
 
 
-@dataclass(frozen=True)
 class AtLeast(_Limit):
     """No figure below a published limit."""
 
-    @property
-    def demand(self) -> str:
-        """The requirement on each figure, with the number."""
-        return f"at least {show(self.published, self.unit)}"
-
-    def holds(self, ours: float, limit: float) -> bool:
-        """Whether a figure satisfies a limit."""
-        return ours >= limit
+    side, holds = "at least", staticmethod(ge)
 
 
 def _all(figures: Sequence[Figure]) -> str:

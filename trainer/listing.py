@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from rich.table import Table
 
 from spardl.basics.errors import ConfigError, SpardlError
-from trainer.build import CONFIGURATIONS, build_dataset, build_plan
+from trainer.build import CONFIGURATIONS, build_dataset, build_plan, stand_ins
 from trainer.display import show_activity, table_console
 from trainer.targets import importable, nearest
 
@@ -89,12 +89,14 @@ def _default(value: str) -> str:
 
 
 def _choices(group: str, folders: Iterable[Path]) -> dict[str, Path]:
-    """Returns the files of a group by the name of the choice."""
+    """Returns the files of a group by the name of the choice; that of a placeholder is the file of its data set."""
     found = {
         path.relative_to(folder / group).with_suffix("").as_posix(): path
         for folder in folders
         for path in sorted((folder / group).rglob("*.yaml"))
     }
+    if group == "dataset":
+        found |= {name: found[dataset] for name, (dataset, _) in stand_ins().items()}
     # Only experiments are in folders; conf/scale/smoke has changes of single models.
     nested = group == "experiment"
     return {name: path for name, path in found.items() if "/" not in name or (nested and _BASE not in name.split("/"))}
@@ -131,7 +133,8 @@ def print_list(wanted: str, folder: str | None = None) -> None:
 
 
 def _described(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequence[str]]]:
-    return ("description",), {name: [_description(path)] for name, path in files.items()}
+    placeholders = {name: f"Placeholder for {dataset}: {words}." for name, (dataset, words) in stand_ins().items()}
+    return ("description",), {name: [placeholders.get(name) or _description(path)] for name, path in files.items()}
 
 
 def _description(path: Path) -> str:

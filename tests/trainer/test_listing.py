@@ -35,7 +35,11 @@ def test_help_and_lists_need_no_run(tmp_path: Path, capfd: pytest.CaptureFixture
     ("wanted", "header", "rows"),
     [
         ("methods", "name paper when to use", ["oktopk Li and Hoefler, PPoPP 2022 "]),
-        ("datasets", "name description", ["digits Loads the 1,797 scans "]),
+        (
+            "datasets",
+            "name description",
+            ["digits Loads the 1,797 scans ", "synthetic_an4 Placeholder for an4: tones instead "],
+        ),
         (
             "experiments",
             "name model data set method workers minutes* paper",

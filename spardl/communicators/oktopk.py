@@ -151,7 +151,7 @@ class Region(NamedTuple):
         return self.only(self.entries.values.nonzero().squeeze(1))
 
     def counts(self, own: Sequence[int] | Tensor) -> Program[list[int]]:
-        """Gathers a number of each worker, in the order of the workers; ``own`` holds that of this one."""
+        """Gathers a number of each worker, in the order of the workers; ``own``, shape (1,), is that of this one."""
         gathered = yield from all_gather_counts(self.team, own, self.entries.indices.device)
         return [count for (count,) in gathered]
 

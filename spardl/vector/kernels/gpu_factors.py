@@ -19,7 +19,8 @@ def scaled(factors: Tensor, old: Tensor | None = None) -> Tensor:
 
     Args:
         factors: Matrices of shape (matrices, rows, columns), float32, bfloat16 or float16, contiguous.
-        old: Tensor like ``factors`` whose columns replace those that are zero or contain a NaN; ``None`` to keep these.
+        old: Tensor like ``factors`` (dtype and shape) whose columns replace those that are zero or contain a NaN;
+            ``None`` to keep these.
 
     Returns:
         float32 tensor of the shape of ``factors``.

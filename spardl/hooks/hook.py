@@ -328,13 +328,8 @@ class Hook(GradientHandle):
             ConfigError: If this hook, or the one that replaced it, is not detached.
         """
         before = self._latest or self
-        before.check_detached()
+        _check_detached(before)
         last._predecessor, self._latest = before, last
-
-    def check_detached(self) -> None:
-        """Raises ``ConfigError`` if this hook is not detached; only then another one may replace it."""
-        if (self._latest or self)._attached:
-            raise ConfigError("this model already has a handle; call its detach() before attach()")
 
     # --- state and statistics
 
@@ -496,7 +491,7 @@ def attach(
         10 of 1010 entries are averages; the rest is in the residual
     """
     if registered := _registered(ddp):
-        registered.check_detached()
+        _check_detached(registered)
     chosen = choose_method(method, options, schedule, optimizer, ranks_per_node)
     handle = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm, ranks_per_node)
     if registered:
@@ -505,6 +500,11 @@ def attach(
     else:
         _register(ddp, handle)
     return handle
+
+
+def _check_detached(before: Hook) -> None:
+    if (before._latest or before)._attached:
+        raise ConfigError("this model already has a handle; call its detach() before attach()")
 
 
 def _check_same_nodes(before: Hook, last: Hook) -> None:

@@ -150,9 +150,9 @@ class Region(NamedTuple):
         """Returns the region without the entries that are zero."""
         return self.only(self.entries.values.nonzero().squeeze(1))
 
-    def counts(self) -> Program[list[int]]:
-        """Gathers the number of entries of every region, in the order of the workers."""
-        gathered = yield from all_gather_counts(self.team, [len(self.entries)], self.entries.indices.device)
+    def counts(self, own: Sequence[int] | Tensor) -> Program[list[int]]:
+        """Gathers a number of each worker, in the order of the workers; ``own``, shape (1,), is that of this one."""
+        gathered = yield from all_gather_counts(self.team, own, self.entries.indices.device)
         return [count for (count,) in gathered]
 
     def gathered(self) -> Program[SparseVector]:
@@ -285,10 +285,12 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
     def _select(self, region: Region, k: int, state: OkTopkState) -> Program[SparseVector]:
         """Gathers all sums above the threshold; about the k largest if these are too many or the threshold is off."""
         yield Phase.SELECT
-        kept = region.only(_above(region.entries.values, state.threshold))
+        above = _above(region.entries.values, state.threshold)
+        # The host waits for a GPU once, for the counts of all workers.
+        counts = yield from region.counts(above.sum().view(1))
+        kept = region.only(torch.nonzero_static(above, size=counts[region.team.position]).squeeze(1))
         # Every branch below depends only on the gathered counts and the shared state, so all workers take the same one
         # and arrive at the same threshold without another message.
-        counts = yield from kept.counts()
         found, known = sum(counts), state.threshold > 0
         off_target, too_few = not known or self.is_astray(found, k), known and found < k
         if not off_target:
@@ -298,7 +300,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         elif too_few:
             # The threshold is too high to find k sums among those above it.
             kept = region.nonzero()
-            counts = yield from kept.counts()
+            counts = yield from kept.counts([len(kept.entries)])
         # A threshold near the k-th largest sum needs more than k candidates, as regions contribute by their counts.
         shares = _shares(counts, _selection_limit(k) if off_target else k)
         share = kept.entries.largest(shares[region.team.position])
@@ -328,7 +330,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
 def _above(values: Tensor, threshold: float) -> Tensor:
     # Infinities pass, so that an overflow reaches the result, where it is detected. Zeros never do: a threshold can
     # underflow to 0 in the type of the values.
-    return ((values.abs() >= threshold) & (values != 0)).nonzero().squeeze(1)
+    return (values.abs() >= threshold) & (values != 0)
 
 
 def _selection_limit(k: int) -> int:

@@ -11,7 +11,7 @@ communication hook does so before. Both span the same space, but this variant al
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -22,6 +22,7 @@ from spardl.basics.checks import check_bool, check_integer
 from spardl.compressors.base import DenseCompressor, Mass, Total
 from spardl.protocol.programs import Combination, Context, Phase, Program, State, seeded_generator
 from spardl.vector.accumulator import Accumulator
+from spardl.vector.kernels import runs_triton
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import Sum
 
@@ -105,17 +106,15 @@ class PowerSGD(DenseCompressor):
             torch.mm(matrix, q, out=p)
         first = yield from total(torch.cat([left, *(values[start:stop] for start, stop in plan.others)]))
         yield Phase.SELECT
-        left, others = first[: plan.left_size], first[plan.left_size :]
-        for p in plan.lefts(left):
-            p.copy_(_orthonormal(p))
+        left, others = _joined(map(_orthonormal, plan.lefts(first[: plan.left_size])), first), first[plan.left_size :]
         right = torch.empty_like(basis)
         for matrix, p, q in plan.triples(values, left, right):
             torch.mm(matrix.t(), p, out=q)
         if plan.stacks:
             right = yield from total(right)
         yield Phase.MERGE
-        # The sign of an infinite factor is meaningless, so mark it as NaN.
-        right = torch.where(right.abs() < math.inf, right, math.nan)
+        # The sign of an infinite factor is meaningless: adding zero times the factor makes it NaN.
+        right = right.add(right, alpha=0)
         approximation = plan.expand(left, right, others, into=torch.empty_like(values))
         plan.leave(values, approximation, context.worker.size)
         if self.warm_start:
@@ -125,9 +124,7 @@ class PowerSGD(DenseCompressor):
     def _random(self, plan: _Plan, step: int, dtype: torch.dtype, device: torch.device | str) -> Tensor:
         # On the CPU and in float64, so that all devices and dtypes start from equal columns.
         basis = torch.randn(plan.right_size, generator=seeded_generator(self.seed, step), dtype=torch.float64)
-        for q in plan.rights(basis):
-            q.copy_(_orthonormal(q))
-        return basis.to(device, dtype)
+        return _joined(map(_orthonormal, plan.rights(basis)), basis).to(device, dtype)
 
 
 class _Stack(NamedTuple):
@@ -207,25 +204,25 @@ class _Plan:
         """Writes the products of the factors, and the uncompressed entries, to ``into``, shape (n,); returns it."""
         for matrix, p, q in self.triples(into, left, right):
             torch.mm(p, q.t(), out=matrix)
-        parts = others.split([stop - start for start, stop in self.others])
-        for (start, stop), part in zip(self.others, parts, strict=True):
-            into[start:stop] = part
+        if self.others:
+            parts = others.split([stop - start for start, stop in self.others])
+            torch._foreach_copy_(self._rest(into), parts)
         return into
+
+    def _rest(self, vector: Tensor) -> list[Tensor]:
+        """Views of the uncompressed tensors in a vector, shape (m,) each."""
+        return [vector[start:stop] for start, stop in self.others]
 
     def leave(self, values: Tensor, approximation: Tensor, workers: int) -> None:
         """Subtracts this worker's share of the approximated sum from its vector, in place."""
         # The residual of all workers together must equal the error of the sum.
         values.sub_(approximation, alpha=1 / workers)
-        for start, stop in self.others:
-            values[start:stop].zero_()
+        if self.others:
+            torch._foreach_zero_(self._rest(values))
 
     def renew(self, right: Tensor, basis: Tensor) -> Tensor:
-        """Returns the next basis: orthonormal right factors, but old columns where this step gave zeros or overflow."""
-        renewed = torch.empty_like(basis)
-        for new, q, old in zip(self.rights(renewed), self.rights(right), self.rights(basis), strict=True):
-            largest = _peaks(q)
-            new.copy_(_orthonormal(torch.where((largest > 0) & (largest < math.inf), q, old)))
-        return renewed
+        """Returns the next basis: orthonormal right factors, but old columns where this step gave zeros or NaN."""
+        return _joined(map(_orthonormal, self.rights(right), self.rights(basis)), basis)
 
 
 def _peaks(factors: Tensor) -> Tensor:
@@ -234,10 +231,29 @@ def _peaks(factors: Tensor) -> Tensor:
     return peaks
 
 
-def _orthonormal(factors: Tensor) -> Tensor:
-    """Orthonormal columns whose span contains that of the factors, shape (..., length, rank) with length > rank."""
+def _orthonormal(factors: Tensor, old: Tensor | None = None) -> Tensor:
+    """Orthonormal columns whose span contains that of the factors, shape (matrices, length, rank) with length > rank.
+
+    Columns of ``old`` replace factors that are zero or contain a NaN.
+    """
     # Householder QR works for any finite matrix, including rank-deficient and zero ones.
+    columns: Tensor = torch.linalg.qr(_scaled(factors, old)).Q
+    return columns
+
+
+def _scaled(factors: Tensor, old: Tensor | None) -> Tensor:
+    if runs_triton(factors) and factors.itemsize <= 4:
+        from spardl.vector.kernels import gpu_factors  # noqa: PLC0415 - triton is installed only with CUDA
+
+        return gpu_factors.scaled(factors, old)
+    if old is not None:
+        factors = torch.where(_peaks(factors) > 0, factors, old)
     wide = factors.to(torch.promote_types(factors.dtype, torch.float32))
     largest = _peaks(wide)
-    columns: Tensor = torch.linalg.qr(wide / largest.masked_fill(largest == 0, 1)).Q
-    return columns
+    return wide / largest.masked_fill(largest == 0, 1)
+
+
+def _joined(factors: Iterable[Tensor], like: Tensor) -> Tensor:
+    """Joins stacks of shape (matrices, length, rank) to one vector with the dtype and device of ``like``."""
+    matrices = [matrix for stack in factors for matrix in stack.unbind()]
+    return torch.cat(matrices).to(like.dtype).view(-1) if matrices else like.new_empty(0)

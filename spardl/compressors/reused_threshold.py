@@ -8,6 +8,7 @@ without sorting.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -20,6 +21,7 @@ from spardl.vector import sparse
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Reuse, check_number, smallest_magnitude
 from spardl.vector.layout import Layout, Range
+from spardl.vector.norms import host_reads
 
 __all__ = ["METHODS", "ReusedThreshold", "ReusedThresholdState"]
 
@@ -130,6 +132,8 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         kind = torch.finfo(accumulated.values.dtype)
         # In the dtype of the values, a small threshold can round to 0, which all zeros would reach.
         least = kind.tiny * kind.eps
+        if not host_reads(accumulated.values):
+            return self._above_at_once(accumulated, part, threshold, least)
         for _ in range(self.pre_corrections):
             found = accumulated.reaching(part, max(threshold, least), int(self.pre_limit * part.k))
             if found is not None:
@@ -138,3 +142,22 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         found = accumulated.reaching(part, max(threshold, least), part.stop - part.start)
         assert found is not None
         return found, threshold
+
+    def _above_at_once(
+        self, accumulated: Accumulator, part: Range, threshold: float, least: float
+    ) -> tuple[Tensor, float]:
+        """Like ``_above``, but compares with all raised thresholds at once, because each result makes a GPU wait."""
+        steps = range(self.pre_corrections)
+        raised = list(accumulate(steps, lambda last, _: last * self.pre_factor, initial=threshold))
+        found = accumulated.reaching(part, max(threshold, least), part.stop - part.start)
+        assert found is not None
+        if self.pre_corrections == 0 or found.numel() <= int(self.pre_limit * part.k):
+            return found, threshold
+        magnitudes = sparse.gather(accumulated.values, found).abs()
+        bounds = torch.tensor([max(each, least) for each in raised], dtype=magnitudes.dtype)
+        reaches = magnitudes >= bounds.to(magnitudes.device, non_blocking=True).unsqueeze(1)
+        counts = reaches.sum(1).tolist()
+        fitting = (number for number, count in enumerate(counts[:-1]) if count <= int(self.pre_limit * part.k))
+        number = next(fitting, self.pre_corrections)
+        places = torch.nonzero_static(reaches[number], size=counts[number]).squeeze(1)
+        return found[places], raised[number]

@@ -325,26 +325,11 @@ class Hook(GradientHandle):
             last: Newer hook of the same model.
 
         Raises:
-            ConfigError: If this hook, or the one that replaced it, is not detached, or had another ``ranks_per_node``.
+            ConfigError: If this hook, or the one that replaced it, is not detached.
         """
         before = self._latest or self
-        before.check_detached()
-        if before._nodes != last._nodes:
-            last.detach()
-            raise ConfigError(
-                f"the last handle of this model had ranks_per_node={before._nodes.ranks_per_node}, and this one has "
-                f"{last._nodes.ranks_per_node}; use the same value, since the workers of a node share a residual"
-            )
+        _check_detached(before)
         last._predecessor, self._latest = before, last
-
-    def check_detached(self) -> None:
-        """Checks that this hook is detached, so that another one may replace it.
-
-        Raises:
-            ConfigError: If this hook is not detached.
-        """
-        if (self._latest or self)._attached:
-            raise ConfigError("this model already has a handle; call its detach() before attach()")
 
     # --- state and statistics
 
@@ -507,14 +492,30 @@ def attach(
         10 of 1010 entries are averages; the rest is in the residual
     """
     if registered := _registered(ddp):
-        registered.check_detached()
+        _check_detached(registered)
     chosen = choose_method(method, options, schedule, optimizer, ranks_per_node)
     handle = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm, ranks_per_node)
     if registered:
+        _check_same_nodes(registered, handle)
         registered.follow(handle)
     else:
         _register(ddp, handle)
     return handle
+
+
+def _check_detached(before: Hook) -> None:
+    if (before._latest or before)._attached:
+        raise ConfigError("this model already has a handle; call its detach() before attach()")
+
+
+def _check_same_nodes(before: Hook, last: Hook) -> None:
+    earlier, now = before._nodes.ranks_per_node, last._nodes.ranks_per_node
+    if earlier != now:
+        last.detach()
+        raise ConfigError(
+            f"the last handle of this model had ranks_per_node={earlier}, and this one has {now}; use the same value, "
+            "since the workers of a node share a residual"
+        )
 
 
 def _register(ddp: DistributedDataParallel, handle: Hook) -> None:

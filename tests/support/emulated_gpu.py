@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves, tree_map
 
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import AllGather, AllReduce, Exchange, Phase, Program, ReduceScatter, Worker
@@ -97,17 +97,21 @@ class Meter:
     Attributes:
         launches: number of launches by section and operation.
         reads: number of host reads by section and operation.
+        operations: section, name and shapes of each launch, in order; copies between host and device are named so.
         section: part of the synchronization that operations are charged to; ``None`` counts nothing.
     """
 
     def __init__(self) -> None:
         self.launches: Counter[tuple[str, str]] = Counter()
         self.reads: Counter[tuple[str, str]] = Counter()
+        self.operations: list[tuple[str, str, list[tuple[int, ...]]]] = []
         self.section: str | None = None
 
-    def launch(self, name: str) -> None:
+    def launch(self, name: str, args: Any = (), *, crosses: bool = False) -> None:
         if self.section is not None:
             self.launches[self.section, name] += 1
+            shapes = [tuple(each.shape) for each in tree_leaves(args) if isinstance(each, Tensor)]
+            self.operations.append((self.section, "copy between host and device" if crosses else name, shapes))
 
     def read(self, name: str) -> None:
         if self.section is not None:
@@ -160,12 +164,13 @@ class _Operations(TorchDispatchMode):
             return
         if name in _FREE or func.is_view:
             return
-        copies = name in ("_to_copy", "copy_") and not _non_blocking(name, args, kwargs)
+        copies = name in ("_to_copy", "copy_")
+        crosses = copies and _crosses(name, args, kwargs)
         waits = name in _SIZED_BY_VALUES or (name == "index" and _has_mask(args[1]))
         waits = waits or (name == "repeat_interleave" and kwargs.get("output_size") is None)
-        if waits or (copies and _crosses(name, args, kwargs)):
+        if waits or (crosses and not _non_blocking(name, args, kwargs)):
             self._meter.read(name)
-        self._meter.launch(name)
+        self._meter.launch(name, args, crosses=crosses)
 
 
 def _has_mask(indices: Sequence[Any]) -> bool:
@@ -206,7 +211,7 @@ class _Calls(TorchFunctionMode):
         if name in ("tensor", "new_tensor") and device is not None and torch.device(device).type == DEVICE.type:
             # From pageable memory, this copy waits for the stream.
             self._meter.read(name)
-            self._meter.launch(name)
+            self._meter.launch(name, crosses=True)
             kwargs.pop("device", None)
             if name == "tensor":
                 return on_device(torch.tensor(*args, **kwargs))
@@ -234,7 +239,7 @@ def emulated_with_triton(meter: Meter) -> Iterator[None]:
         assert any(isinstance(each, OnDevice) for each in tensors)
         # Kernels read adjacent entries in the memory of the device.
         assert all(each.is_contiguous() and (isinstance(each, OnDevice) or not each.numel()) for each in tensors)
-        meter.launch(function.fn.__name__)
+        meter.launch(function.fn.__name__, arguments)
         launch(function, grid, *map(on_host, arguments), **options)
 
     with (
@@ -406,11 +411,11 @@ def measured(
     with emulation(shared):
         states = _states(method, layout, DEVICE, torch.float32, workers)
         for step in range(warm + steps):
-            shared.launches, shared.reads = Counter(), Counter()
+            shared.launches, shared.reads, shared.operations = Counter(), Counter(), []
             gradients = list(map(on_device, gradients_of(layout, workers, step)))
             synchronize(method, states, gradients, [shared, *[idle] * (workers - 1)])
             if step >= warm:
                 meter = Meter()
-                meter.launches, meter.reads = shared.launches, shared.reads
+                meter.launches, meter.reads, meter.operations = shared.launches, shared.reads, shared.operations
                 meters.append(meter)
     return meters

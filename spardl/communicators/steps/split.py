@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from itertools import accumulate
 
 import torch
+from torch import Tensor
 
 from spardl.communicators.steps.transfer import BlockExchange
 from spardl.protocol.programs import Bounds, Cost, Exchange, Phase, Program, Receive, Send, Team, log2_ceil
@@ -56,8 +57,11 @@ def split_and_reduce(
         the start of the region.
     """
     yield Phase.PACK
-    regions = cut_apart(own, borders)
-    counts = yield from swap_counts(team, [len(region) for region in regions], own.indices.device)
+    cuts = _cuts(own, borders)
+    swapped = yield from _swapped(team, cuts.diff())
+    # The host waits once, for both.
+    read = torch.cat([swapped, cuts]).tolist()
+    counts, regions = _by_position(team, read), _between(own, borders, read[team.size :])
     length = regions[team.position].length
     parts = [regions[team.position]] * team.size
     # Destination rotation: in each round, all members send to different peers, so no receiver is a bottleneck.
@@ -101,9 +105,16 @@ def _bucket_exchange(
 
 def cut_apart(vector: SparseVector, borders: Sequence[int]) -> list[SparseVector]:
     """Splits a vector at increasing ``borders`` into vectors whose indices are relative to their starts."""
+    return _between(vector, borders, _cuts(vector, borders).tolist())
+
+
+def _cuts(vector: SparseVector, borders: Sequence[int]) -> Tensor:
+    """Number of entries before each border: int64, shape (borders,)."""
     # A copy to a device that does not wait for it.
-    wanted = integers_on(vector.indices.device, borders)
-    cuts = torch.searchsorted(vector.indices, wanted).tolist()
+    return torch.searchsorted(vector.indices, integers_on(vector.indices.device, borders))
+
+
+def _between(vector: SparseVector, borders: Sequence[int], cuts: Sequence[int]) -> list[SparseVector]:
     return [
         SparseVector(vector.indices[low:high] - start, vector.values[low:high], stop - start)
         for low, high, start, stop in zip(cuts, cuts[1:], borders, borders[1:], strict=False)
@@ -123,7 +134,12 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
     Returns:
         The number that each member sent to this one, by position in the team.
     """
-    held = integers_on(device, [counts[team.at(offset)] for offset in range(team.size)])
+    return _by_position(team, (yield from _swapped(team, integers_on(device, counts))).tolist())
+
+
+def _swapped(team: Team, counts: Tensor) -> Program[Tensor]:
+    """Swaps counts of shape (m,), by position; returns those of this member, by distance of the sender."""
+    device, held = counts.device, counts.roll(-team.position)
     # Store and forward: a number with distance d to its receiver takes one hop per set bit of d.
     for level in range((team.size - 1).bit_length()):
         distances = [distance for distance in range(team.size) if distance >> level & 1]
@@ -131,7 +147,10 @@ def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Prog
         send = Send(team.rank(1 << level), held[moving], moving.numel())
         arrived = yield Exchange([send], [Receive(team.rank(-(1 << level)), moving.numel(), torch.int64)])
         held[moving] = arrived[0]
-    numbers = held.tolist()
+    return held
+
+
+def _by_position(team: Team, numbers: Sequence[int]) -> list[int]:
     return [numbers[(team.position - position) % team.size] for position in range(team.size)]
 
 

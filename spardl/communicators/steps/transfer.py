@@ -255,19 +255,19 @@ def _sizes(form: Form, slots: tuple[Slot, ...]) -> tuple[tuple[int, ...], tuple[
     return tuple(map(form.size, slots)), tuple(map(message_words, slots))
 
 
-def all_gather_counts(team: Team, counts: Sequence[int], device: torch.device) -> Program[list[list[int]]]:
+def all_gather_counts(team: Team, counts: Sequence[int] | Tensor, device: torch.device) -> Program[list[list[int]]]:
     """Gathers whole numbers of all members, for example sizes that only the sender of a message knows.
 
     Args:
         team: Members in a fixed order.
-        counts: Numbers of this member; equally many on all members.
+        counts: Numbers of this member; equally many on all members. An int64 tensor of shape (m,) may be on a device.
         device: Device of the messages.
 
     Returns:
         The numbers of each member, by position in the team.
     """
     sizes = [len(counts)] * team.size
-    own = integers_on(device, counts)
+    own = counts if isinstance(counts, Tensor) else integers_on(device, counts)
     # The host waits once, for all numbers together.
     rows = (yield from all_gather_around(team, own, sizes, sizes)).view(team.size, -1).tolist()
     return [rows[(position - team.position) % team.size] for position in range(team.size)]

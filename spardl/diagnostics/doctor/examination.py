@@ -26,7 +26,7 @@ from spardl.diagnostics.doctor import board, correctness, links, peers
 from spardl.diagnostics.doctor.board import Findings
 from spardl.method.method import Method
 
-__all__ = ["Examination", "Settings", "TimeBudget", "examine", "run_stages"]
+__all__ = ["Examination", "Settings", "TimeBudget", "examine", "place_of", "run_stages"]
 
 # Seconds after which no further method is compiled, so that the doctor takes a minute in total.
 _COMPILING = 25.0
@@ -98,6 +98,23 @@ def run_stages(stages: Sequence[Stage], left: Callable[[], float], findings: Fin
         check()
 
 
+def place_of(wanted: str, member: Membership) -> tuple[torch.device, str]:
+    """Returns device and backend of a worker; workers of one machine may share its GPUs.
+
+    Args:
+        wanted: Device of ``--device``: ``auto``, ``cpu`` or ``cuda``.
+        member: Rank of this worker and address of rank 0.
+
+    Raises:
+        ConfigError: If there are fewer GPUs than requested.
+    """
+    there = torch.cuda.device_count() if wanted == "cuda" and torch.cuda.is_available() else 0
+    # NCCL rejects two workers on one GPU; gloo does not.
+    shares = member.alone and 0 < there < member.local_size
+    device = pick_device(wanted, member.local_rank, 1 if shares else member.local_size, "--device")
+    return device, "nccl" if device.type == "cuda" and not shares else "gloo"
+
+
 class Examination:
     """The checks of one worker.
 
@@ -110,8 +127,7 @@ class Examination:
 
     def __init__(self, settings: Settings, member: Membership, findings: Findings, budget: TimeBudget) -> None:
         self._settings, self._member, self._findings, self._budget = settings, member, findings, budget
-        self._device = pick_device(settings.device, member.local_rank, member.local_size, "--device")
-        self._backend = "nccl" if self._device.type == "cuda" else "gloo"
+        self._device, self._backend = place_of(settings.device, member)
         self._doing = "installation"
 
     def run(self, store: Any) -> bool:
@@ -126,6 +142,11 @@ class Examination:
         place = board.Board(self._member, store, self._settings.timeout)
         board.check_versions(self._findings)
         board.check_extras(self._findings)
+        if self._device.type == "cuda" and self._backend == "gloo":
+            self._findings.warn(
+                f"device: {self._settings.workers} workers share {torch.cuda.device_count()} GPU(s), so messages pass "
+                "through host memory with gloo, and NCCL is not checked; run this on a machine with a GPU per worker"
+            )
         with closing(peers.listen(self._backend)) as listener:
             present = peers.roll_call(place, self._backend, listener, self._findings)
             if present and peers.connect_all(place, present, self._findings):
@@ -246,7 +267,7 @@ def _start(settings: Settings, budget: TimeBudget) -> bool:
         def target(rank: int, heartbeat: object) -> None:
             # The workers share this machine, so the loopback interface works even without a network.
             os.environ.setdefault(board.VARIABLES["gloo"], "lo")
-            member = Membership(rank, settings.workers, rank, settings.workers, "127.0.0.1", 0)
+            member = Membership(rank, settings.workers, rank, settings.workers, "127.0.0.1", 0, alone=True)
             findings = Findings(rank == 0)
             store = dist.FileStore(str(folder / "store"), settings.workers)  # type: ignore[attr-defined]
             try:

@@ -14,10 +14,11 @@ import torch
 import torch.distributed as dist
 import yaml
 
-from spardl.basics.errors import PeerError
+from spardl.basics.errors import ConfigError, PeerError
 from spardl.clusters import ProcessGroupCluster, parse_network
+from spardl.clusters.workers.membership import Membership
 from spardl.diagnostics.doctor import board
-from spardl.diagnostics.doctor.examination import TimeBudget, run_stages
+from spardl.diagnostics.doctor.examination import TimeBudget, place_of, run_stages
 from tests.diagnostics.doctor.common import Collected, Doctor, lines, local
 from tests.support.driver import command
 
@@ -39,6 +40,38 @@ def test_workers_of_this_machine(doctor: Doctor, tmp_path: Path, capfd: pytest.C
     assert network.alpha > 0
     measured = yaml.safe_load(file.read_text())["measured"]
     assert (measured["workers"], measured["backend"]) == (2, "gloo")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "wanted", "alone", "expected"),
+    [
+        (1, "cuda", True, ("cuda:0", "gloo")),
+        (4, "cuda", True, ("cuda:3", "nccl")),
+        (4, "cuda", False, ("cuda:3", "nccl")),
+        (1, "auto", True, ("cpu", "gloo")),
+        (0, "auto", True, ("cpu", "gloo")),
+        (4, "cpu", True, ("cpu", "gloo")),
+    ],
+)
+def test_workers_share_the_gpus_of_one_machine(
+    gpus: int, wanted: str, alone: bool, expected: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with_gpus(gpus, monkeypatch)
+    device, backend = place_of(wanted, Membership(3, 4, 3, 4, "127.0.0.1", 0, alone=alone))
+    assert (str(device), backend) == expected
+
+
+@pytest.mark.parametrize(("gpus", "alone"), [(0, True), (1, False)])
+def test_too_few_gpus(gpus: int, alone: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    with_gpus(gpus, monkeypatch)
+    with pytest.raises(ConfigError, match=rf"--device=cuda needs 4 GPU\(s\) on this machine, .* torch finds {gpus}"):
+        place_of("cuda", Membership(3, 4, 3, 4, "127.0.0.1", 0, alone=alone))
+
+
+def with_gpus(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: count > 0)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
 
 
 @pytest.mark.slow

@@ -161,11 +161,11 @@ def compile_selection_for_hopper(kind: str, has_flags: bool, integer: str) -> di
 
 
 def compile_rest_for_hopper(kind: str, bits: int) -> dict[str, str]:
-    """PTX of the kernels for single entries of type ``kind``, sums of sparse vectors and, in float32, levels."""
-    from spardl.vector.kernels import gpu_entries, gpu_levels, gpu_merge
+    """PTX of the kernels for entries of type ``kind``, sums of sparse vectors, factors and, in float32, levels."""
+    from spardl.vector.kernels import gpu_entries, gpu_factors, gpu_levels, gpu_merge
 
     raw = "*i32" if kind == "fp32" else "*i16"
-    of_values = ("values", "amounts", "before", "total", "out", "out_values", "new", "scales")
+    of_values = ("values", "factors", "old", "amounts", "before", "total", "out", "out_values", "new", "scales")
     types = {
         **dict.fromkeys(of_values, f"*{kind}"),
         **dict.fromkeys(("positions", "indices", "places", "final", "out_indices", "ends"), "*i64"),
@@ -174,6 +174,7 @@ def compile_rest_for_hopper(kind: str, bits: int) -> dict[str, str]:
         "words": "*i32",
         **dict.fromkeys(("finite", "codes", "packed"), "*u8"),
         **dict.fromkeys(("count", "start", "length", "k", "steps", "others", "size", "block", "negative_zero"), "i32"),
+        **dict.fromkeys(("rows", "columns"), "i32"),
         **dict.fromkeys(("divisor", "most", "top", "half"), "fp32"),
         **dict.fromkeys(("tile", "vectors", "leave", "bits", "add"), "constexpr"),
     }
@@ -187,6 +188,7 @@ def compile_rest_for_hopper(kind: str, bits: int) -> dict[str, str]:
         (gpu_merge._magnitudes, types),
         (gpu_merge._split, as_integers),
         (gpu_merge._write_others, types),
+        (gpu_factors._scale, {**types, "out": "*fp32"}),
     ]
     if kind == "fp32":
         read = {**types, "scales": "*u8"}

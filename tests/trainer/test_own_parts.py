@@ -81,6 +81,11 @@ def test_an_example_trains_from_another_folder(name: str, make, tmp_path: Path) 
     assert (done.returncode, done.stderr) == (0, "")
     run = only_run(mine / "outputs")
     assert summary(run)["steps"] == 2
+    if name == "pretrained":  # two small steps from the weights that it was given
+        name_of = "bert.embeddings.word_embeddings.weight"
+        saved = torch.load(run / "checkpoints" / "step-00000002" / "shared.pt")["model"][f"net.{name_of}"]
+        given = pytest.importorskip("safetensors.torch").load_file(mine / "bert" / "model.safetensors")[name_of]
+        torch.testing.assert_close(saved, given, atol=3e-4, rtol=0)
     # The recorded command finds the folder again.
     shutil.move(mine / "outputs", tmp_path / "first")
     recorded = shlex.split((only_run(tmp_path / "first") / "command.txt").read_text())

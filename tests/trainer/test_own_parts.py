@@ -246,8 +246,8 @@ def test_own_tasks_loggers_and_communicators_train(tmp_path: Path, monkeypatch: 
     (tmp_path / "conf" / "logger").mkdir(parents=True)
     (tmp_path / "conf" / "logger" / "lines.yaml").write_text("_target_: ownmore.Lines\n")
     words = ("compressor=topka", "task._target_=ownmore.Margin", "communicator._target_=ownmore.MyGather")
-    words += (f"--config-dir={tmp_path / 'conf'}", "plugins=[ownmore]", *QUICK, "logger=lines")
-    assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
+    words += ("plugins=[ownmore]", *QUICK, "logger=lines", f"output_dir={tmp_path / 'out'}")
+    assert here(*words, f"--config-dir={tmp_path / 'conf'}") == 0
     run = only_run(tmp_path / "out")
     found = summary(run)
     assert found["metric"] == "error_rate"

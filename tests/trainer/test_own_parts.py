@@ -299,7 +299,7 @@ def test_the_parts_of_the_tutorial_train(
     assert here(f"{option}={tmp_path / folder}", *words) == 0
     run = only_run(tmp_path / "out")
     assert run.name.startswith("spardl-mine-mine-")
-    assert summary(run)["final"]["accuracy"] > 0.7
+    assert summary(run)["final"]["accuracy"] > 0.65
     capsys.readouterr()
     assert here("--list", "datasets", f"--config-dir={tmp_path / folder}") == 0
     assert "Random numbers; the class is the sign of their mean." in capsys.readouterr().out

@@ -356,6 +356,16 @@ def wandb_records(file: Path) -> Iterator[Any]:
             part = b""
 
 
+def test_all_events_have_totals(tmp_path: Path) -> None:
+    assert here(*RUN, "compressor=spardl", "training.untimed_steps=0", f"output_dir={tmp_path / 'out'}") == 0
+    found = events(only_run(tmp_path / "out"))
+    totals = {"time", "seconds/total", "bytes/total", "density", "samples/second"}
+    for kind, more in {"train": {"lr"}, "eval": {"residual/norm"}}.items():
+        assert all(event.keys() >= totals | more for event in found if event["kind"] == kind)
+    assert [event["bytes/total"] for event in found] == sorted(event["bytes/total"] for event in found)
+    assert found[-1]["bytes/total"] > found[0]["bytes/total"] > 0
+
+
 def test_csv_files_have_all_events(tmp_path: Path) -> None:
     assert here(*RUN, "logger=csv", f"output_dir={tmp_path / 'out'}") == 0
     folder = only_run(tmp_path / "out")

@@ -57,11 +57,7 @@ def run(name: str, words: list[str]) -> int:
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     name, *options = sys.argv[1:] or ["--help"]
     if name.startswith("-"):
         parser = argparse.ArgumentParser(

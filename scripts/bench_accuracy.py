@@ -147,11 +147,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", required=True, help="comma-separated choices of train.py")
     parser.add_argument("--case", required=True, help="way to average, as in bench_hooks.py")

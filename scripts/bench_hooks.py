@@ -235,11 +235,7 @@ def act(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--train", default=JOB, help="comma-separated choices of train.py")
     parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="CASE", help="cases, which run in turns")

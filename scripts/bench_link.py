@@ -72,11 +72,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs as one worker.
-
-    Returns:
-        The exit code.
-    """
+    """Runs as one worker, and returns the exit code."""
     torch.set_num_threads(1)
     try:
         arguments = parse(words)

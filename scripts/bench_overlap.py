@@ -42,8 +42,7 @@ from hydra.utils import instantiate
 
 from scripts import choices
 from scripts.benchmarks.emulated import from_profile
-from scripts.benchmarks.links import measured_network
-from scripts.benchmarks.timing import complain, positive
+from scripts.benchmarks.timing import complain, measured_network, positive
 from scripts.profile_model import SOURCES as MODELS
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
@@ -252,11 +251,7 @@ def show(found: Sequence[dict[str, Any]]) -> None:
 
 
 def main() -> int:
-    """Runs as one worker.
-
-    Returns:
-        The exit code.
-    """
+    """Runs as one worker, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="torchvision:resnet18", help=f"SOURCE:NAME of {', '.join(SOURCES)}")
     parser.add_argument("--compute", type=float, help="seconds of forward and backward pass of profile:FILE")

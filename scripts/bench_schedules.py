@@ -294,11 +294,7 @@ def write(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Makes the tables that the command line asks for.
-
-    Returns:
-        The exit code.
-    """
+    """Makes the tables that the command line asks for, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", default=",".join(ASSUMED), help="comma-separated models")
     parser.add_argument("--markdown", type=Path, help="also write the tables to this file")

@@ -71,11 +71,7 @@ class Steps:
 
 
 def main() -> int:
-    """Prints one table.
-
-    Returns:
-        The exit code.
-    """
+    """Prints one table, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the gradient (n)")
     parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")

@@ -53,11 +53,7 @@ def measured(workers: int, arguments: argparse.Namespace) -> Row:
 
 
 def main() -> int:
-    """Prints one table.
-
-    Returns:
-        The exit code.
-    """
+    """Prints one table, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--workers", default="16,64,256", help="comma-separated numbers of workers, increasing")
     parser.add_argument("--entries", type=positive, default=1_000_000, help="length of the gradient (n)")

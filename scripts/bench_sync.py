@@ -32,12 +32,12 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from scripts import choices
-from scripts.benchmarks.links import measured_network
-from scripts.benchmarks.timing import Row, add_options, complain, positive, table, write_json
+from scripts.benchmarks.timing import Row, add_options, complain, measured_network, positive, table, write_json
 from spardl.basics.errors import SpardlError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
 from spardl.clusters.workers.processes import exit_now
+from spardl.diagnostics.timeline.model import Work
 from spardl.method.method import Method
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
 from spardl.vector.flat import write
@@ -219,7 +219,7 @@ def breakdown(
         spent = {phase: 1000 * median(step[phase] for step in method.phases[-turns:]) for phase in PHASES}
         wire = 8e-6 * count.bytes_sent / gbit if gbit else 0.0
         work = slowest(sum(spent.values()) - spent[Phase.COMMUNICATE])
-        messages = 1000 * (slowest(count.rounds) * network.alpha + slowest(count.bytes_sent) * network.beta)
+        messages = 1000 * Work.of(0.0, slowest(count.rounds), slowest(count.bytes_sent), network).transfer
         entry = 2 * count.bytes_sent / count.words if count.words else ""
         bounds = (alone, small, wire, wire + small, alone / (wire + small))
         lines.append([name, count.rounds, count.bytes_sent, entry, *spent.values(), *bounds, messages, work + messages])
@@ -258,11 +258,7 @@ def gradients_of(rank: int, length: int) -> list[Tensor]:
 
 
 def main() -> int:
-    """Runs as one worker.
-
-    Returns:
-        The exit code.
-    """
+    """Runs as one worker, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the gradient (n)")
     parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")

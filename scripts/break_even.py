@@ -232,11 +232,7 @@ def tables() -> str:
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--measure", type=Path, metavar="FILE", help="measure compression times and write them")
     arguments = parser.parse_args()

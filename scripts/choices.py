@@ -1,7 +1,8 @@
-"""Makes the methods that ``compressor=NAME`` can choose, as train.py would."""
+"""Composes configurations as train.py would, makes methods of them, and reports input errors in one line."""
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import deepcopy
@@ -12,14 +13,16 @@ from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
 from trainer.build import CONFIGURATIONS, build_method
 
-__all__ = ["build", "composed", "composing", "names"]
+__all__ = ["REFUSALS", "build", "complain", "composed", "composing", "names"]
 
 
 def names() -> list[str]:
@@ -82,3 +85,11 @@ def build(name: str, *overrides: str) -> Method:
     if name not in names():
         raise ConfigError(f"compressor={name} does not exist; choose one of {', '.join(names())}")
     return build_method(composed(f"compressor={name}", *overrides))
+
+
+REFUSALS = (ConfigError, HydraException, OmegaConfBaseException, OSError, YAMLError)
+
+
+def complain(error: Exception) -> None:
+    """Prints the error without the search path that Hydra appends."""
+    print(f"error: {' '.join(str(error).split('Config search path')[0].split())}", file=sys.stderr, flush=True)

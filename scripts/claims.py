@@ -59,11 +59,7 @@ def act(arguments: argparse.Namespace) -> int:
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--scale", choices=SCALES, default="evening", help="size of the results (default: evening)")
     parser.add_argument("--outputs", type=Path, help=f"folder of the runs (default: {OUTPUTS}; none for a page)")

@@ -207,11 +207,7 @@ def workers_of(text: str) -> list[int]:
 
 
 def main() -> int:
-    """Prints the table line by line.
-
-    Returns:
-        The exit code.
-    """
+    """Prints the table line by line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default=",".join(choices.names()), help="comma-separated choices of compressor=")
     parser.add_argument("--workers", default=",".join(map(str, WORKERS)), help="comma-separated numbers of workers")

@@ -23,11 +23,7 @@ from spardl.diagnostics.timeline.measure import SIZES, measure_compression
 
 
 def main() -> int:
-    """Measures the methods of the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Measures the methods of the command line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default="spardl,topka,count_sketch", help="comma-separated choices of compressor=")
     parser.add_argument("--workers", type=int, default=64)

@@ -277,11 +277,7 @@ def run(arguments: argparse.Namespace, place: Place, save: Callable[[str, Any], 
 
 
 def main() -> int:
-    """Runs the sections, and prints one line per measurement.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the sections, prints one line per measurement, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to check")
     sections = ("selection", "synchronization", "training", "doctor")

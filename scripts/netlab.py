@@ -120,11 +120,7 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def attend(command: Sequence[str], timeout: float) -> int:
-    """Starts a lab and waits for it; the lab never outlives this call.
-
-    Returns:
-        The exit code.
-    """
+    """Starts a lab, waits for it, and returns the exit code; the lab never outlives this call."""
     # The kernel closes the pipe when this process ends, which ends the lab. In a new session the lab does not receive
     # the terminal's Ctrl-C, so it can terminate its workers in order.
     process = subprocess.Popen(command, stdin=subprocess.PIPE, start_new_session=True)
@@ -238,11 +234,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a lab, or ends lost ones.
-
-    Returns:
-        The exit code.
-    """
+    """Runs a lab, or ends lost ones, and returns the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
         arguments = parse(words)

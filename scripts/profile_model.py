@@ -85,11 +85,7 @@ SOURCES: Mapping[str, profile.Source] = MappingProxyType(
 
 
 def main() -> int:
-    """Measures the model of the command line, and writes its profile.
-
-    Returns:
-        The exit code.
-    """
+    """Measures the model of the command line, writes its profile, and returns the exit code."""
     command = profile_command(SOURCES)
     command.params.append(
         click.Option(["--seq"], type=click.IntRange(min=1), default=64, show_default=True, help="Tokens per text.")

@@ -32,11 +32,22 @@ from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing, explain
 from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.kinds.trainings import VIRTUAL
-from scripts.exhibits.measures import Curve
+from scripts.exhibits.measures import INTERVAL, Curve, shown_interval, spread
 from scripts.exhibits.pages import page
-from scripts.exhibits.pages.run_table import CLOCKS, run_machines, run_table, seconds_by_machine
-from scripts.exhibits.pages.runs import Comparison, Finished, Method, Unfinished, caveats, collect, compare, differences
-from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
+from scripts.exhibits.pages.runs import (
+    CLOCKS,
+    Comparison,
+    Finished,
+    Method,
+    Unfinished,
+    caveats,
+    collect,
+    compare,
+    differences,
+    run_machines,
+    run_table,
+    seconds_by_machine,
+)
 from scripts.exhibits.tables import WRITERS, Cell, Row, Table, markdown
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
@@ -207,11 +218,7 @@ def printed(
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     if sys.argv[1:2] == [RUNS]:
         return table_of_runs(sys.argv[2:])
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)

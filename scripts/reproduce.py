@@ -34,18 +34,17 @@ from scripts.exhibits.charts.axes import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import Section
-from scripts.exhibits.pages.sections import add, exhibit_section, key, sources
-from scripts.exhibits.pages.writing import write
+from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, tables_section, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
 from scripts.exhibits.passes import MeasuredPasses, read_passes, said_of
+from scripts.exhibits.published import BASIS, PAPER, TITLE, WORDS, published_table
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
-from scripts.exhibits.slurm_arrays import write_arrays
 from scripts.exhibits.tables import Row, Table, markdown
 from scripts.exhibits.unrun import unrun, unrun_table
-from scripts.exhibits.working import FAILED, FINISHED, Ended, answer, complete, nothing
+from scripts.exhibits.working import FAILED, FINISHED, Ended, answer, complete, nothing, write_arrays
 from spardl.basics.errors import ConfigError, SpardlError
 
-EVERYTHING, CLAIMS = "all", "claims"
+EVERYTHING, CLAIMS, PUBLISHED = "all", "claims", "published"
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
@@ -104,7 +103,12 @@ def _cost(exhibit: Exhibit, scale: str) -> str:
 
 
 def report(
-    exhibits: Sequence[Exhibit], scale: str, results: Results, folder: Path, judged: Sequence[Section] = ()
+    exhibits: Sequence[Exhibit],
+    scale: str,
+    results: Results,
+    folder: Path,
+    judged: Sequence[Section] = (),
+    further: Sequence[Section] = (),
 ) -> Path:
     """Adds exhibits and judged claims to the report.
 
@@ -114,13 +118,29 @@ def report(
         results: Results of the runs.
         folder: Folder of the report.
         judged: Sections of judged claims, which come first.
+        further: Sections that come last.
 
     Returns:
         Path of the page.
     """
     groups = papers()
     sections = [exhibit_section(exhibit, groups[exhibit.name], scale, results) for exhibit in exhibits]
-    return add(folder, [*judged, *sections], [key(name, each) for name in (CLAIMS, *groups) for each in SCALES])
+    return add(
+        folder,
+        [*judged, *sections, *further],
+        [key(name, each) for name in (CLAIMS, *groups, PUBLISHED) for each in SCALES],
+    )
+
+
+def published_section(exhibits: Mapping[str, Exhibit], results: Results) -> Section:
+    """Returns the section of the published trainings that were not run, the same at all sizes.
+
+    Args:
+        exhibits: All exhibits by name.
+        results: Results of the runs.
+    """
+    table = published_table(exhibits)
+    return tables_section(key(PUBLISHED, PAPER), TITLE, WORDS, PAPER, [table], BASIS, results)
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
@@ -262,7 +282,7 @@ def act(arguments: argparse.Namespace) -> int:
     given = read_passes(arguments.profile)
     exhibits = measured(chosen(arguments.exhibits, arguments.seeds), arguments.scale, given)
     store = None if arguments.own else RecordStore(arguments.records)
-    judged: list[Section] = []
+    judged, further = list[Section](), list[Section]()
     recorded = True
     with choices.composing():
         if arguments.explain:
@@ -282,13 +302,14 @@ def act(arguments: argparse.Namespace) -> int:
         if EVERYTHING in arguments.exhibits:
             every = {exhibit.name: exhibit for exhibit in exhibits}
             judged = [claims_section(judge_all(every, arguments.scale, results), arguments.scale, results)]
+            further = [published_section(every, results)]
     for exhibit in exhibits:
         for table in write(exhibit, arguments.scale, results, arguments.report):
             print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
     print_unrun(exhibits, arguments.scale, results)
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
-    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
+    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged, further)}", flush=True)
     waiting = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
     failed = sum(results.of(job).reason is not None for job in jobs if job.id not in waiting)
     if failed:

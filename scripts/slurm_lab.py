@@ -376,11 +376,7 @@ def _interrupt(*_: object) -> None:
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     arguments = _parser().parse_args()
     lab = Lab(arguments.folder.resolve())
     signal.signal(signal.SIGTERM, _interrupt)

@@ -34,12 +34,11 @@ from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 
-from scripts.complaints import REFUSALS, complain
+from scripts.choices import REFUSALS, complain
 from scripts.submission.cluster import Slurm
 from scripts.submission.here import Here
-from scripts.submission.places import Place, Queued
-from scripts.submission.site import DEFAULT, SITE, Site, changed, read_site
-from scripts.submission.standing import FINISHED, GOOD, Standing, standing
+from scripts.submission.site import DEFAULT, SITE, Place, Queued, Site, changed, read_site
+from scripts.submission.standing import FINISHED, GOOD, Standing, print_table, standing
 from scripts.submission.submissions import (
     Entry,
     Submission,
@@ -49,7 +48,6 @@ from scripts.submission.submissions import (
     new_submission,
     submitting,
 )
-from scripts.submission.table import print_table
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_text
 from trainer.runs import finished_run
@@ -257,11 +255,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code.
-    """
+    """Runs the command line, and returns the exit code."""
     words = sys.argv[1:]
     try:
         if words and words[0] in COMMANDS:

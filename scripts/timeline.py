@@ -24,11 +24,7 @@ def made(names: Sequence[str]) -> Mapping[str, Method]:
 
 
 def main() -> int:
-    """Predicts what the command line asks for.
-
-    Returns:
-        The exit code.
-    """
+    """Predicts what the command line asks for, and returns the exit code."""
     return run(timeline_command(choices.names(), made, "Choices of compressor="), sys.argv[1:], "timeline.py")
 
 

@@ -7,6 +7,7 @@ dicts, lists, strings, numbers, booleans and ``None``.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import partial
@@ -59,7 +60,7 @@ from trainer.targets import (
 )
 from trainer.task import Task
 
-__all__ = ["CONFIGURATIONS", "KINDS", "build", "build_dataset", "build_method", "build_plan"]
+__all__ = ["CONFIGURATIONS", "KINDS", "build", "build_dataset", "build_method", "build_plan", "stand_ins"]
 
 CONFIGURATIONS = Path(__file__).resolve().parents[1] / "conf"
 # An allowlist: neither a configuration nor a command line can import or call anything else.
@@ -88,13 +89,26 @@ KINDS: Mapping[str, Kind] = MappingProxyType(
 )
 
 
-def _offer_points() -> None:
-    # The choices of Hydra's group `point` are too small for a file each.
+_PLACEHOLDER = re.compile(r"^stand_in: \$\{scale\.stand_in\} # placeholder: (.+)$", re.MULTILINE)
+
+
+def stand_ins() -> dict[str, tuple[str, str]]:
+    """Maps the name of each placeholder of a data set to the name of the data set and a description of the data."""
+    texts = {path.stem: path.read_text() for path in sorted((CONFIGURATIONS / "dataset").glob("*.yaml"))}
+    found = {name: _PLACEHOLDER.search(text) for name, text in texts.items()}
+    return {f"synthetic_{name}": (name, each[1]) for name, each in found.items() if each}
+
+
+def _offer_choices() -> None:
+    # The choices of Hydra's group `point` and placeholders of data sets are too small for a file each.
+    store = ConfigStore.instance()
     for name, point in OmegaConf.load(CONFIGURATIONS / "points.yaml").items():
-        ConfigStore.instance().store(str(name), point, group="point", package="_global_", provider="points.yaml")
+        store.store(str(name), point, group="point", package="_global_", provider="points.yaml")
+    for name, (dataset, _) in stand_ins().items():
+        store.store(name, {"defaults": [dataset], "stand_in": True}, group="dataset", provider=f"{dataset}.yaml")
 
 
-_offer_points()
+_offer_choices()
 
 
 def build(config: DictConfig, label: str) -> Experiment:

@@ -29,6 +29,9 @@ from trainer.sweep import Outcome, part_of_sweep
 
 __all__ = ["attempt", "sweeping"]
 
+# Settings of the model that a folder's name shows at most; file systems limit its length.
+_CHANGES = 4
+
 
 def attempt(config: DictConfig) -> float | None:
     """Trains one configuration, and prints an error immediately, so that a sweep can continue with its next run.
@@ -52,7 +55,7 @@ def attempt(config: DictConfig) -> float | None:
                 f"{stopped}; the same command with resume=auto continues", INTERRUPTED if interrupted else STOPPED
             )
         except (SpardlError, OmegaConfBaseException, OSError) as error:
-            which = f"{' '.join(HydraConfig.get().overrides.task)}: " if sweeping() else ""
+            which = f"{outcome.words}: " if sweeping() else ""
             code = complain(f"{which}{error}", FAILED if _is_failure(error) else BAD_INPUT)
     raise UnfinishedError(code)
 
@@ -145,10 +148,16 @@ def _label(config: DictConfig) -> str:
 
 
 def _model(config: DictConfig) -> str:
-    """Returns the name of the model: resnet8 for model=resnet20 model.depth=8."""
-    name = str(HydraConfig.get().runtime.choices["model"])
+    """Returns the model and its changed settings: resnet8 for model=resnet20 model.depth=8, or lstm-num_layers1."""
+    used = HydraConfig.get()
+    name = str(used.runtime.choices["model"])
     named, depth = re.fullmatch(r"(.*?)(\d*)", name), OmegaConf.select(config, "model.depth")
-    return f"{named[1]}{depth}" if named and named[2] and isinstance(depth, int) else name
+    shown = {"depth"} if named and named[2] and isinstance(depth, int) else set()
+    if named and shown:
+        name = f"{named[1]}{depth}"
+    typed = (re.fullmatch(r"\+*model\.([a-z]\w*)=([\w.-]+)", word) for word in used.overrides.task)
+    changes = [f"{found[1]}{found[2]}" for found in typed if found and found[1] not in shown]
+    return "-".join([name, *changes[:_CHANGES]])
 
 
 def _plan(config: DictConfig) -> str:

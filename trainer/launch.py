@@ -272,7 +272,7 @@ class Simulated(Launcher):
                 "cluster.streams requires cluster=process_group; with cluster=simulated, use cluster.streams=1"
             )
         if self.interface is not None:
-            raise ConfigError("cluster.interface requires cluster=process_group; remove it")
+            raise ConfigError("cluster.interface requires cluster=process_group; remove cluster.interface")
         self._network = parse_network(self.network)
         self._profile = None if self.profile is None else Profile.read(Path(self.profile))
         if find_membership(os.environ):

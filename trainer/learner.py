@@ -338,13 +338,23 @@ class Plan:
         return Need.of(self._try_model(), formats.weights, self.optimizer, self.method, workers, alone=alone)
 
     def parameters(self) -> int:
-        """Returns the number of parameters of the model, without allocating them."""
+        """Returns the number of parameters of the model, without allocating them if the model permits it."""
         return sum(parameter.numel() for parameter in self._try_model().parameters())
 
     def _try_model(self) -> nn.Module:
         # The meta device allocates no weights. The call also performs the model's imports once, before workers fork.
         try:
             with torch.device("meta"):
+                return self.task.build_model()
+        except SpardlError:
+            raise
+        except Exception:
+            # On that device, a model can neither read a value nor load pretrained weights.
+            return self._allocated_model()
+
+    def _allocated_model(self) -> nn.Module:
+        try:
+            with torch.random.fork_rng(devices=[]):
                 return self.task.build_model()
         except SpardlError:
             raise

@@ -19,7 +19,7 @@ from omegaconf import OmegaConf
 from rich.table import Table
 
 from spardl.basics.errors import ConfigError, SpardlError
-from trainer.build import CONFIGURATIONS, build_dataset, build_plan
+from trainer.build import CONFIGURATIONS, build_dataset, build_plan, stand_ins
 from trainer.display import show_activity, table_console
 from trainer.targets import importable, nearest
 
@@ -36,6 +36,8 @@ _ROOT = CONFIGURATIONS.parent
 _METHODS, _RECORDS = _ROOT / "scripts" / "pages" / "methods.yaml", _ROOT / "docs" / "results"
 _WIDTH = 140  # of a pipe, whose lines are not wrapped by a terminal
 _PAPER = re.compile(r"\(([A-Z][^()]*?(?:19|20)\d\d)\b[^()]*\)")
+# First author, and venue and year, of the first source in a docstring.
+_SOURCE = re.compile(r"Source: ([\w-]+).*?((?:[A-Z][\w-]+ )?(?:19|20)\d\d)\b")
 
 _HELP = """\
 Trains a model on several workers that exchange sparse gradients.
@@ -87,12 +89,14 @@ def _default(value: str) -> str:
 
 
 def _choices(group: str, folders: Iterable[Path]) -> dict[str, Path]:
-    """Returns the files of a group by the name of the choice."""
+    """Returns the files of a group by the name of the choice; that of a placeholder is the file of its data set."""
     found = {
         path.relative_to(folder / group).with_suffix("").as_posix(): path
         for folder in folders
         for path in sorted((folder / group).rglob("*.yaml"))
     }
+    if group == "dataset":
+        found |= {name: found[dataset] for name, (dataset, _) in stand_ins().items()}
     # Only experiments are in folders; conf/scale/smoke has changes of single models.
     nested = group == "experiment"
     return {name: path for name, path in found.items() if "/" not in name or (nested and _BASE not in name.split("/"))}
@@ -129,23 +133,39 @@ def print_list(wanted: str, folder: str | None = None) -> None:
 
 
 def _described(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequence[str]]]:
-    return ("description",), {name: [_description(path)] for name, path in files.items()}
+    placeholders = {name: f"Placeholder for {dataset}: {words}." for name, (dataset, words) in stand_ins().items()}
+    return ("description",), {name: [placeholders.get(name) or _description(path)] for name, path in files.items()}
 
 
 def _description(path: Path) -> str:
-    """Returns the comment at the head of a file, or the docstring of its target."""
+    """Returns the comment at the head of a file, or, of a file that this program brings, its target's docstring."""
     words = _head(path)
     return f"{words.split('. ')[0].rstrip('.')}." if words else _documentation(path)
 
 
 def _documentation(path: Path) -> str:
+    first = _docstring(path).split("\n\n")[0]
+    return re.sub(r"(?::\w+:)?`+(?:[\w.]*\.)?([^`]+)`+", r"\1", " ".join(first.split()))
+
+
+def _source(path: Path) -> str:
+    """Returns the paper of a model: first author, venue and year."""
+    found = _SOURCE.search(" ".join(_docstring(path).split()))
+    return f"{found[1]} et al., {found[2]}" if found else "-"
+
+
+def _docstring(path: Path) -> str:
+    if not _is_shipped(path):  # an import would run code that no plugins= has allowed
+        return ""
     content: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     # A target that cannot be imported is reported by the run that chooses it.
     with suppress(Exception):
-        found = get_object(importable(content.get("model", content))["_target_"])
-        first = (inspect.getdoc(found) or "").split("\n\n")[0]
-        return re.sub(r"(?::\w+:)?`+(?:[\w.]*\.)?([^`]+)`+", r"\1", " ".join(first.split()))
+        return inspect.getdoc(get_object(importable(content.get("model", content))["_target_"])) or ""
     return ""
+
+
+def _is_shipped(path: Path) -> bool:
+    return path.is_relative_to(CONFIGURATIONS)
 
 
 def _head(path: Path) -> str:
@@ -163,12 +183,13 @@ def _models(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequenc
     rows: dict[str, Sequence[str]] = {}
     with show_activity("building every model to count its parameters"), _composing():
         for name, path in files.items():
-            shipped = path.is_relative_to(CONFIGURATIONS)
+            shipped = _is_shipped(path)
             plain = _composed(f"model={name}", "scale.stand_in=true") if shipped else {}
             parameters = f"{_parameters(plain):,}" if shipped else "-"
             dataset = _composed_choice("dataset", f"model={name}") if shipped else "-"
-            rows[name] = (parameters, dataset, minutes.get(name, "-"), _documentation(path))
-    return ("parameters", "data set", "minutes*", "description"), rows
+            about = _documentation(path) if shipped else _description(path)
+            rows[name] = (parameters, dataset, minutes.get(name, "-"), _source(path), about)
+    return ("parameters", "data set", "minutes*", "paper", "description"), rows
 
 
 def _methods(files: Mapping[str, Path]) -> tuple[Sequence[str], dict[str, Sequence[str]]]:

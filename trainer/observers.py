@@ -528,11 +528,18 @@ def _init(wandb: Any, logger: Wandb, run: Run, config: Mapping[str, Any], mode: 
             silent=True,
             console="off",  # captured output would pass through W&B's service, and block when it hangs
             disable_git=True,  # the remote's URL may contain a token
-            git_commit=environment()["commit"],
+            git_commit=_commit(run),
             init_timeout=logger.timeout,
             login_timeout=logger.timeout,
         ),
     )
+
+
+def _commit(run: Run) -> str | None:
+    """Returns the commit that trained the run, also if a later one rebuilds its W&B run."""
+    recorded = run.read_summary().get("environment")
+    commit: str | None = (recorded if isinstance(recorded, dict) else environment()).get("commit")
+    return commit
 
 
 def _server() -> str:

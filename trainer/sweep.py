@@ -126,8 +126,7 @@ def sweep_words(typed: Sequence[str], words: Sequence[str]) -> list[str]:
         typed: Words of the command line that started the sweep.
         words: All overrides (``KEY=VALUE``) of the run.
     """
-    fixed = {word for word in typed if not word.startswith("-")}
-    return [word for word in words if word not in fixed]
+    return [word for word in words if word not in typed]
 
 
 def _count(typed: Sequence[str]) -> int | None:
@@ -139,6 +138,8 @@ def _count(typed: Sequence[str]) -> int | None:
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     values = [f"{key}={value}" for key, value in (used.sweeper.params or {}).items()]
     with suppress(HydraException, ValueError):
-        found = parser.parse_overrides([*values, *(word for word in typed if not word.startswith("-"))])
+        # Not the value of an option, such as the folder of --config-dir.
+        settings = [word for word in typed if "=" in word and not word.startswith("-")]
+        found = parser.parse_overrides([*values, *settings])
         return prod(len(list(each.sweep_string_iterator())) for each in found if each.is_sweep_override())
     return None

@@ -15,6 +15,9 @@ from statistics import median
 import torch
 
 from spardl.basics.files import write_atomically
+from spardl.clusters import Network, ProcessGroupCluster
+from spardl.protocol.programs import Exchange, Program, Receive, Send, Worker
+from spardl.schedules.fusion import Linear
 
 __all__ = [
     "PATHS",
@@ -22,6 +25,7 @@ __all__ = [
     "add_options",
     "complain",
     "interleaved",
+    "measured_network",
     "on_path",
     "positive",
     "rows",
@@ -138,11 +142,7 @@ def _cell(figure: float | str) -> str:
 
 
 def complain(reason: object) -> int:
-    """Prints the reason why a benchmark cannot run as one line.
-
-    Returns:
-        The exit code.
-    """
+    """Prints the reason why a benchmark cannot run as one line, and returns the exit code."""
     print(f"error: {reason}", file=sys.stderr)
     return 2
 
@@ -163,3 +163,24 @@ def write_json(path: Path | None, cases: Mapping[str, Sequence[Row]], setting: M
     }
     kept = {name: value for name, value in setting.items() if not isinstance(value, Path | None)}
     write_atomically(path, json.dumps({"setting": kept, "cases": figures}, indent=1).encode())
+
+
+SIZES = (1, 1 << 16, 1 << 20)  # float32 entries of a message
+
+
+def measured_network(cluster: ProcessGroupCluster) -> Network:
+    """Fits latency and bandwidth to rounds in which every worker sends a message to the next one."""
+    seconds = []
+    for size in SIZES:
+        turns = 100 if size == 1 else 5
+        times = [cluster.time_uncounted([_rounds(cluster.local_workers[0], size, turns)])[0] for _ in range(5)]
+        seconds.append(median(times[1:]) / turns)
+    line = Linear.fit(SIZES, seconds)
+    return Network(alpha=seconds[0], gbit=32e-9 / line.per_entry)
+
+
+def _rounds(worker: Worker, size: int, turns: int) -> Program[None]:
+    after, before = (worker.rank + 1) % worker.size, (worker.rank - 1) % worker.size
+    payload = torch.zeros(size)
+    for _ in range(turns):
+        yield Exchange([Send(after, payload, size)], [Receive(before, size, torch.float32)])

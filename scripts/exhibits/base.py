@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
@@ -117,6 +117,7 @@ class Results:
         return self.found.get(job) or Outcome(self.outputs, {}, "not run yet", started=False)
 
 
+@dataclass(frozen=True)
 class Exhibit(ABC):
     """A table or figure of a paper.
 
@@ -134,9 +135,9 @@ class Exhibit(ABC):
     title: str
     source: str
     shows: str
-    basis: Basis
-    note: str = ""
-    leads: bool = False
+    basis: Basis = field(kw_only=True)
+    note: str = field(default="", kw_only=True)
+    leads: bool = field(default=False, kw_only=True)
 
     @abstractmethod
     def jobs(self, scale: str) -> Sequence[Job]:
@@ -207,6 +208,7 @@ class Exhibit(ABC):
         return ()
 
 
+@dataclass(frozen=True)
 class Planned(Exhibit):
     """An exhibit whose jobs are trainings, as planned for each size.
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import train
 from scripts import choices
-from scripts.exhibits import kept
+from scripts.exhibits.measures import last_epoch_loss
 from spardl.basics.errors import SpardlError, TrainingError
 from spardl.basics.files import write_atomically
 from trainer.experiment import experiment_id
@@ -24,7 +25,69 @@ from trainer.report import environment
 from trainer.runs import finished_run, run_id
 from trainer.targets import editions
 
-__all__ = ["Computation", "Job", "Labels", "Outcome", "Training"]
+__all__ = ["MOST", "Computation", "Job", "Labels", "Outcome", "Training", "contents", "events_in", "thinned"]
+
+# Lines of each kind, enough for a curve a few inches wide.
+MOST = 30
+# Fields of a summary that tables, figures and claims read, or that show whether a repeated run is equal.
+_SUMMARY = (
+    "metric",
+    "final",
+    "best",
+    "steps",
+    "epochs",
+    "workers",
+    "parameters",
+    "wall_seconds",
+    "cluster_seconds",
+    "step_bytes",
+    "step_bytes_dense",
+    "density",
+    "residual_ratio",
+    "residual_age",
+    "weights_sha256",
+    "caveats",
+    "editions",
+    "environment",
+)
+_LOSSES = ("step", "epoch", "loss")
+_EVALUATIONS, _TRAINING = "evaluations", "losses"
+
+
+def thinned(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """Returns every n-th event including the last, with the smallest n that leaves at most ``MOST``."""
+    every = math.ceil(len(events) / MOST) or 1
+    return events[(len(events) - 1) % every :: every]
+
+
+def contents(summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Returns the content of the record of a finished training.
+
+    Args:
+        summary: Summary of the run.
+        events: All lines of its metrics.
+
+    Returns:
+        Fields of the summary, the mean training loss of the last epoch, and :func:`thinned` evaluations and losses.
+    """
+    training = [event for event in events if event["kind"] == "train"]
+    loss = last_epoch_loss(training)
+    return {
+        **{key: summary.get(key) for key in _SUMMARY},
+        "train_loss": loss if loss is None or math.isfinite(loss) else None,
+        _EVALUATIONS: _cut([event for event in events if event["kind"] == "eval"], ("step", *summary["final"])),
+        _TRAINING: _cut(training, _LOSSES),
+    }
+
+
+def _cut(events: Sequence[Mapping[str, Any]], keys: Iterable[str]) -> list[dict[str, Any]]:
+    return [{key: event[key] for key in keys} for event in thinned(events)]
+
+
+def events_in(content: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Metrics in a record, training losses first."""
+    kinds = {"train": _TRAINING, "eval": _EVALUATIONS}
+    return [{"kind": kind, **event} for kind, key in kinds.items() for event in content.get(key, ())]
 
 
 class Outcome(NamedTuple):
@@ -233,11 +296,11 @@ class Training(Job):
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
         """Returns the part of a result that a record stores."""
-        return {"seed": self.config["seed"], **kept.contents(outcome.data, outcome.metrics)}
+        return {"seed": self.config["seed"], **contents(outcome.data, outcome.metrics)}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
         """Returns the result in a record; ``None`` if the job would no longer give it."""
-        found = Outcome(where, content, made=content["environment"], lines=kept.events_in(content))
+        found = Outcome(where, content, made=content["environment"], lines=events_in(content))
         return found if self.of_today(content) else None
 
     def perform(self, outputs: Path) -> None:

@@ -8,11 +8,9 @@ from hashlib import sha256
 from statistics import mean
 from typing import NamedTuple
 
-from scripts.exhibits.failures import NOT_RUN_YET, any_failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
-from scripts.exhibits.machines import by_machine, machines
-from scripts.exhibits.measures import Curve, final_metric, in_words, metric_curve, share_of_bytes
-from scripts.exhibits.statistics import interval, seeds
+from scripts.exhibits.measures import Curve, final_metric, in_words, interval, metric_curve, seeds, share_of_bytes
+from scripts.exhibits.outcomes import NOT_RUN_YET, any_failed, by_machine, machines, succeeded
 
 __all__ = ["Role", "Target", "Tried", "marks", "reached", "tried"]
 

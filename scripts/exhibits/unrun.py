@@ -8,8 +8,8 @@ from statistics import mean
 from typing import NamedTuple
 
 from scripts.exhibits.base import Exhibit, Results
-from scripts.exhibits.failures import NOT_RUN, NOT_RUN_YET
 from scripts.exhibits.jobs import Job, Training
+from scripts.exhibits.outcomes import NOT_RUN, NOT_RUN_YET
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import marks
 

@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import argparse
 import os
+import shlex
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeAlias
 
 from hydra.core.global_hydra import GlobalHydra
 
-from scripts.complaints import REFUSALS, complain
+from scripts.choices import REFUSALS, complain
 from scripts.exhibits.jobs import Job, Training
 from spardl.basics.errors import SpardlError
+from spardl.basics.files import write_atomically
 from spardl.clusters.precompile import precompile
 from spardl.clusters.workers.processes import run_each
 
-__all__ = ["FAILED", "FINISHED", "Ended", "answer", "complete", "nothing"]
+__all__ = ["FAILED", "FINISHED", "Ended", "answer", "complete", "nothing", "write_arrays"]
 
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Plans of more seconds are given in hours.
@@ -121,3 +124,33 @@ def _load_once() -> None:
     import torch._dynamo  # noqa: PLC0415
 
     precompile(torch.float32)
+
+
+SCRIPT = Path(__file__).resolve().parents[2] / "slurm" / "array.sh"
+AT_ONCE = 4
+
+
+def write_arrays(jobs: Sequence[Training], outputs: Path, folder: Path, name: str) -> list[str]:
+    """Writes one file of commands per number of workers, with one line per training.
+
+    Args:
+        jobs: Trainings to run.
+        outputs: Folder of the runs, shared by all nodes.
+        folder: Folder of the command files.
+        name: Prefix of the file names.
+
+    Returns:
+        The sbatch command of each file.
+    """
+    lines: defaultdict[int, list[str]] = defaultdict(list)
+    for job in jobs:
+        words = ("python", "train.py", *job.batch_words, f"output_dir={outputs.resolve()}", "resume=auto")
+        lines[job.workers].append(shlex.join(words))
+    folder.mkdir(parents=True, exist_ok=True)
+    commands = []
+    for workers, found in sorted(lines.items()):
+        path = (folder / f"{name}-{workers}.txt").resolve()
+        write_atomically(path, "".join(f"{line}\n" for line in found).encode())
+        array = f"--array=0-{len(found) - 1}%{AT_ONCE}"
+        commands.append(shlex.join(["sbatch", array, f"--ntasks={workers}", str(SCRIPT), str(path)]))
+    return commands

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace as changed_copy
 
-from scripts.exhibits.failures import NOT_RUN_YET
+from scripts.exhibits.outcomes import NOT_RUN_YET
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
 

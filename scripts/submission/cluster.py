@@ -20,8 +20,7 @@ import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from scripts.submission import task
-from scripts.submission.places import Place, Queued
-from scripts.submission.site import Site
+from scripts.submission.site import Place, Queued, Site
 from scripts.submission.submissions import Entry, Submission
 from spardl.basics.errors import ConfigError
 

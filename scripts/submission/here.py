@@ -15,8 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TextIO
 
-from scripts.submission.places import Place, Queued
-from scripts.submission.site import Site
+from scripts.submission.site import Place, Queued, Site
 from scripts.submission.standing import FINISHED, GOOD, standing
 from scripts.submission.submissions import Submission, lock_free
 from spardl.basics.errors import ConfigError
@@ -51,11 +50,7 @@ class Here(Place):
         """Does nothing: this machine is always available."""
 
     def submit(self, submission: Submission) -> int:
-        """Executes all runs and waits for them; a failed run does not stop the others.
-
-        Returns:
-            The exit code.
-        """
+        """Executes all runs, waits for them, and returns the exit code; a failed run does not stop the others."""
         entries = [replace(entry, job=str(n), log=f"{n}.txt") for n, entry in enumerate(submission.entries, 1)]
         submission = submission.with_entries(entries)
         with ExitStack() as stack:

@@ -2,20 +2,87 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from scripts.submission.submissions import Submission
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_yaml
 
-__all__ = ["DEFAULT", "SITE", "Site", "changed", "read_site"]
+__all__ = ["DEFAULT", "SITE", "Place", "Queued", "Site", "changed", "read_site"]
+
+
+class Queued(Enum):
+    """State of a job: waiting, running, or unknown if the place does not answer."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    UNKNOWN = "unknown"
+
+
+class Place(ABC):
+    """A place that executes jobs.
+
+    Attributes:
+        name: Name in records.
+        attached: Whether :meth:`submit` waits until all runs have ended.
+    """
+
+    name: ClassVar[str]
+    attached: ClassVar[bool]
+
+    @abstractmethod
+    def check(self) -> None:
+        """Checks that the place is available.
+
+        Raises:
+            ConfigError: If it is not available.
+        """
+
+    @abstractmethod
+    def submit(self, submission: Submission) -> int:
+        """Starts the runs, and records their job ids.
+
+        Returns:
+            The exit code.
+
+        Raises:
+            ConfigError: If the place refuses the runs.
+        """
+
+    def recover(self, submission: Submission) -> Submission:
+        """Records jobs that were accepted just before the submitting process was killed.
+
+        Returns:
+            The submission with these jobs.
+        """
+        return submission
+
+    @abstractmethod
+    def queue(self, submission: Submission) -> Mapping[str, Queued]:
+        """States of the jobs of a submission; jobs that ended are missing."""
+
+    def reasons(self, submission: Submission) -> Mapping[str, str]:
+        """Returns why jobs of a submission wait, by job, if known; may include the expected start."""
+        return {}
+
+    @abstractmethod
+    def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
+        """Cancels waiting and running jobs.
+
+        Raises:
+            ConfigError: If the jobs cannot be cancelled.
+        """
+
 
 DEFAULT = Path(__file__).resolve().parents[2] / "slurm" / "site.yaml"
 SITE = "site."  # prefix of settings on the command line

@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.submission.places import Queued
+from rich.table import Table
+from rich.text import Text
+
+from scripts.submission.site import Queued
 from scripts.submission.submissions import Entry, Submission
 from spardl.basics.files import read_tail
+from trainer.display import table_console
 from trainer.runs import Run, final_metric, finished_run, runs_of
 
-__all__ = ["FINISHED", "GOOD", "Standing", "standing"]
+__all__ = ["FINISHED", "GOOD", "Standing", "print_table", "standing"]
 
 FINISHED, RUNNING, QUEUED = "finished", "running", "queued"
 GOOD = frozenset({FINISHED, RUNNING, QUEUED})
@@ -141,3 +146,21 @@ def _read(log: Path | None) -> str:
         lines = read_tail(log, _END).splitlines() if log else []
         return "\n".join(line.decode(errors="replace") for line in lines)
     return ""
+
+
+_COLOURS = {"finished": "green", "running": "cyan", "queued": "blue"}
+_OTHERWISE = "red"
+# Width for files and pipes, so that lines are not wrapped.
+_WIDE = 10_000
+
+
+def print_table(submission: Submission, found: Sequence[Standing]) -> None:
+    """Prints one line per run and the number of runs in each state."""
+    console = table_console(_WIDE)
+    table = Table("", "id", "state", "", "job", "run", box=None, pad_edge=False)
+    for number, (entry, one) in enumerate(zip(submission.entries, found, strict=True), 1):
+        state = Text(one.state, style=_COLOURS.get(one.state, _OTHERWISE))
+        table.add_row(str(number), entry.id, state, Text(one.note), entry.job or "", Text(submission.label(entry)))
+    console.print(table)
+    counts = Counter(one.state for one in found)
+    console.print(f"{submission.name}: " + ", ".join(f"{count} {state}" for state, count in counts.items()))

@@ -58,7 +58,7 @@ class CheckpointError(ConfigError):
 
 
 class PeerError(SpardlError):
-    """A lost connection to another worker, or no answer from it in time."""
+    """Raised when the connection to another worker is lost, or when it does not respond before the timeout."""
 
 
 class ProgramError(SpardlError):

@@ -76,7 +76,9 @@ class Ledger:
             (self.overlapped if overlapped else self.seconds)[phase] += seconds
 
     def count_exchange(self, exchange: Exchange) -> None:
-        """Adds the messages of ``exchange``, one round, to the counts."""
+        """Adds the messages of ``exchange``, one round, to the counts; none if they stay inside a node."""
+        if exchange.inside:
+            return
         # Receives are announced with their size, so they count before they arrive.
         received = sum([receive.size * receive.dtype.itemsize for receive in exchange.receives])
         messages = words = sent = 0

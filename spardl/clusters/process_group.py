@@ -116,7 +116,7 @@ class Background:
         self._thread.join(_PATIENCE)
 
     def leave(self) -> None:
-        """Requests the thread to end after its jobs. Does not block, so that a finalizer may call it."""
+        """Asks the thread to exit after its queued jobs. Does not block, so that a finalizer may call it."""
         atexit.unregister(self.close)
         self._jobs.put(None)
 
@@ -239,6 +239,8 @@ class Channel:
         """
         if isinstance(request, Exchange):
             ledger.count_exchange(request)
+            if request.inside:
+                return self._exchange(request)
             with self._throttled(1, lambda: traffic(request)):
                 return self._exchange(request)
         run = _COLLECTIVES[type(request)]

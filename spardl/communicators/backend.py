@@ -33,6 +33,7 @@ class Backend(DenseCommunicator):
     halves: bool = False
 
     name = "backend"
+    collective = True
 
     def __post_init__(self) -> None:
         check_bool("communicator.halves", self.halves)

@@ -56,12 +56,14 @@ class Communicator(ABC, Generic[C, S]):
         drops: Whether the communicator drops entries of partial sums, which only :class:`GlobalResidual` keeps.
         sends_whole: Whether every message holds exactly the entries that were rounded together, so that quantized wire
             formats can store one scale per chunk.
+        collective: Whether sums are collectives of the backend, among all workers of the process group.
     """
 
     name: ClassVar[str]
     sums: ClassVar[frozenset[Output]]
     drops: ClassVar[bool] = False
     sends_whole: ClassVar[bool] = False
+    collective: ClassVar[bool] = False
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)

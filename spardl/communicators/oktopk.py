@@ -248,10 +248,10 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         return Cost.total(parts)
 
     def published_cost(self, context: Context, compressor: SparseCompressor) -> Cost:
-        """Returns an upper bound of 6k(P-1)/P words; at the end of a period, the bounds of ``cost``.
+        """Returns the published upper bound of 6k(P-1)/P words, or ``cost()`` in steps that recompute thresholds.
 
-        The bound holds for the mean over all workers if the regions hold equal shares of each worker's entries. If k is
-        below about 10 P, counts outweigh entries, and the bound is larger.
+        The bound applies to the mean over all workers if each region holds an equal share of each worker's entries. If
+        k is below about 10 P, messages with counts are larger than those with entries, and so is the returned bound.
         """
         limits, k, workers = self.cost(context, compressor), compressor.count(context), context.worker.size
         if not (context.step % self.threshold_period and context.step % self.repartition_period):

@@ -327,7 +327,7 @@ class SparDL(Communicator[SparseCompressor, SparDLState]):
         return True
 
     def check_workers(self, workers: int) -> None:
-        """Checks that ``teams`` divides the number of ``workers``."""
+        """Checks that ``teams`` divides the number of ``workers``, and raises ``ConfigError`` otherwise."""
         if workers % self.teams:
             legal = [str(d) for d in range(1, workers + 1) if workers % d == 0]
             raise ConfigError(

@@ -53,7 +53,7 @@ class _Matrix(NamedTuple):
 
     @property
     def compressed(self) -> bool:
-        """Whether some rows are not sent."""
+        """Whether only a part of the rows is sent."""
         return self.k < self.rows
 
 

@@ -55,6 +55,8 @@ class Compressor(ABC):
             shapes.
         absolute: Whether entries are compared with a fixed threshold, so that multiplying a gradient changes the
             selection.
+        needs_weights: Whether vectors must be changes of weights, which are compared with the weights in the context.
+            These need a format of at least 32 bits.
     """
 
     name: ClassVar[str]
@@ -63,6 +65,7 @@ class Compressor(ABC):
     sparsifies: ClassVar[bool] = False
     by_matrix: ClassVar[bool] = False
     absolute: ClassVar[bool] = False
+    needs_weights: ClassVar[bool] = False
 
     @property
     def own_mass(self) -> Mass:

@@ -3,9 +3,10 @@
 Source: Ivkin, Rothchild, Ullah, Braverman, Stoica and Arora, Communication-efficient Distributed SGD with Sketching
 (Sketched-SGD), NeurIPS 2019; the compressor of Dai, Gong, An, Xu and Diao, Sketch-Fusion SGD, JPDC 185, 2024.
 
-Two sums, of r * c values (the table of r rows and c columns) and of candidates * k values: with ``dense`` 4(P-1) rounds
-and 2(P-1)/P (r * c + candidates * k) words per worker, for any number of workers. Work: O(r * n) hashes, twice; memory:
-one vector of estimates, and the hashes of one block.
+Each synchronization of n entries sums two vectors over the P workers: the table (r rows, c columns) and the values of
+candidates * k entries. With the communicator ``dense``, both sums take 4(P-1) rounds, and each worker sends
+2(P-1)/P (r * c + candidates * k) words. Each worker computes O(r * n) hashes twice, and allocates one vector of
+estimates.
 """
 
 from __future__ import annotations

@@ -295,7 +295,7 @@ class Averager:
         given: Mapping[str, Any],
         update: Callable[[], Mapping[str, Any]] = dict,
     ) -> None:
-        method.communicator.check_workers(cluster.size)
+        method.communicator.check_workers(training.nodes.count(cluster.size))
         assert isinstance(training.gradient, CopiedGradient)
         self.method, self.gradient, self._cluster = method, training.gradient, cluster
         self.numbers: dict[Tensor, int] = {each: number for number, each in enumerate(self.gradient.parameters)}
@@ -306,7 +306,7 @@ class Averager:
         self.engine = engine
         (worker,) = cluster.local_workers
         self._worker = worker
-        self._owner = owner_of(method, worker.rank, worker.size)
+        self._owner = owner_of(method, worker.rank, worker.size, training.nodes.ranks_per_node)
         # Settings of the optimizer may change during training, so they are read at each comparison.
         fixed = {**given, "scaler": self.scaled}
         self._given: Callable[[], dict[str, Any]] = lambda: {**fixed, **update()}
@@ -621,22 +621,24 @@ class StepUndo:
 def inherit(into: Averager, other: Averager) -> None:
     """Copies residuals and moments from one averager to another; skips those that one of the two methods does not keep.
 
+    Moments start again if the optimizers are of other kinds, or Muon updates other matrices: all parameters share one
+    count of updates, which would be wrong for new moments.
+
     Args:
         into: Averager to copy to.
         other: Averager to copy from. It has the same parameters, in any groups, and no step is in flight.
     """
     other.engine.return_unused()
-    moments = type(into.method.momentum) is type(other.method.momentum) and into.method.momentum.remembers
     both = into.method.residual.remembers and other.method.residual.remembers
     mine, theirs = into.engine.gradient_state, other.engine.gradient_state
+    alike = type(into.method.momentum) is type(other.method.momentum) and set(mine.matrices) == set(theirs.matrices)
+    moments = alike and into.method.momentum.remembers
     factor = into.engine.scale / other.engine.scale
     places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
     for number, parameter in enumerate(into.gradient.parameters):
         pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
         # Residual, velocity and variance: the first two scale with the loss, the variance is kept unscaled.
-        # A velocity of Muon is not a variance of Adam, which another handle may have kept for the same parameter.
-        alike = moments and (parameter in mine.matrices) == (parameter in theirs.matrices)
-        kinds = ((both, factor), (alike, factor), (alike, 1.0))
+        kinds = ((both, factor), (moments, factor), (moments, 1.0))
         for (vector, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
             if wanted and vector.shape == given.shape:
                 vector.copy_(given * multiple)

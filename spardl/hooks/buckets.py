@@ -19,7 +19,6 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed import GradBucket  # type: ignore[attr-defined]
-from torch.distributed.fsdp import FSDPModule
 from torch.nn.parallel import DistributedDataParallel
 
 from spardl.basics.errors import ConfigError
@@ -67,12 +66,14 @@ def check_wrapped(ddp: nn.Module) -> None:
             "attach() needs the DistributedDataParallel itself, got its torch.compile() wrapper; call "
             "spardl.attach(ddp_model, ...) first, then torch.compile(ddp_model)"
         )
-    if isinstance(ddp, FSDPModule):
-        raise ConfigError(
-            f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__} sharded by fully_shard(); call "
-            "spardl.attach_fsdp(model, ..., group=...)"
-        )
     if not isinstance(ddp, DistributedDataParallel):
+        from torch.distributed.fsdp import FSDPModule  # noqa: PLC0415 - takes 0.4 s
+
+        if isinstance(ddp, FSDPModule):
+            raise ConfigError(
+                f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__} sharded by fully_shard(); call "
+                "spardl.attach_fsdp(model, ..., group=...)"
+            )
         raise ConfigError(
             f"attach() needs a DistributedDataParallel, got a {type(ddp).__name__}; without DDP use spardl.Synchronizer"
         )

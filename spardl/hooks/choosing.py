@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import warnings
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Mapping, Sequence
@@ -12,8 +13,10 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.basics.checks import is_finite, is_number
+from spardl.basics.checks import check_integer, is_finite, is_number
 from spardl.basics.errors import ConfigError
+from spardl.clusters.workers.membership import find_node
+from spardl.communicators.steps.nodes import Nodes
 from spardl.hooks.averager import Named
 from spardl.method.method import Method
 from spardl.method.moving import (
@@ -24,6 +27,7 @@ from spardl.method.moving import (
     optimizers_of,
 )
 from spardl.method.recipes import Recipe, find_recipe, make_method, muon_defaults
+from spardl.protocol.programs import Worker
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
 __all__ = [
@@ -31,6 +35,7 @@ __all__ = [
     "check_optimizer_parameters",
     "check_update",
     "choose_method",
+    "choose_nodes",
     "choose_schedule",
     "options_of",
     "update_facts",
@@ -46,6 +51,7 @@ def choose_method(
     options: Mapping[str, Any],
     schedule: str | Schedule | None = None,
     optimizer: Optimizers = None,
+    ranks_per_node: int | str = 1,
 ) -> Method:
     """Makes the method of a handle from the arguments of the user.
 
@@ -55,6 +61,7 @@ def choose_method(
         schedule: Schedule of the handle, if it has one; ``dear`` needs a method whose sums can be split into
             reduce-scatter and all-gather.
         optimizer: Optimizers passed to the handle, if any; Muon changes the defaults of some methods.
+        ranks_per_node: As for ``choose_nodes``; the backend cannot sum between nodes only.
 
     Raises:
         ConfigError: If no method has this name, or an option is unknown or has no effect.
@@ -62,7 +69,8 @@ def choose_method(
     halves = isinstance(schedule, Dear) or schedule == Dear.name
     if not isinstance(method, Method) and matrices_of(optimizers_of(optimizer)):
         options = {**muon_defaults(find_recipe(method), options), **options}
-    if isinstance(method, Method) or halves or "communicator" in options:
+    alone = isinstance(ranks_per_node, int) and ranks_per_node == 1
+    if isinstance(method, Method) or halves or "communicator" in options or not alone:
         return make_method(method, **options)
     # Only the trainer compares runs with simulated ones, which fixes the order of sums. Handles use the faster sums of
     # the backend where the order does not matter.
@@ -94,6 +102,49 @@ def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedu
     if not isinstance(schedule, _SCHEDULES):
         raise ConfigError(f"schedule must be one of {_names()}, or an object of such a class, got {schedule!r}")
     return schedule
+
+
+def choose_nodes(
+    ranks_per_node: int | str,
+    worker: Worker,
+    schedule: Schedule,
+    method: Method,
+    environment: Mapping[str, str] = os.environ,
+) -> Nodes:
+    """Returns which workers share a node, from the argument of the user.
+
+    Args:
+        ranks_per_node: Number of workers per node, with consecutive ranks; ``"auto"`` reads it from the environment.
+        worker: Rank of this process and number of workers.
+        schedule: Schedule of the handle.
+        method: Method of the handle, which runs between nodes.
+        environment: Environment variables.
+
+    Raises:
+        ConfigError: If the number is invalid or unknown, the ranks of a node are not consecutive, or schedule or method
+            do not support several workers per node.
+    """
+    if isinstance(ranks_per_node, str) and ranks_per_node == "auto":
+        count, place = find_node(environment)
+        if worker.rank % count != place:
+            raise ConfigError(
+                f"ranks_per_node='auto' needs nodes with consecutive ranks, but rank {worker.rank} is number {place} "
+                f"of the {count} workers of its node; start the workers node by node, or remove ranks_per_node"
+            )
+    else:
+        check_integer("ranks_per_node", ranks_per_node, least=1)
+        count = int(ranks_per_node)
+    nodes = Nodes(count)
+    nodes.check(worker.size)
+    if count > 1 and not isinstance(schedule, Wfbp):
+        raise ConfigError(f"ranks_per_node={count} does not support schedule={schedule.name}; use schedule='wfbp'")
+    sums = (method.communicator, *([method.warmup.communicator] if method.warmup.steps else []))
+    if count > 1 and any(each.collective for each in sums):
+        raise ConfigError(
+            f"ranks_per_node={count} does not support communicator=backend, which sums over all workers; use "
+            "communicator='dense'"
+        )
+    return nodes
 
 
 def _make_schedule(kind: type[Schedule], bucket_mb: float | None) -> Schedule:

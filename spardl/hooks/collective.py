@@ -19,6 +19,7 @@ from spardl.method.moving import resolve_momentum
 from spardl.method.names import MethodName
 from spardl.method.provenance import method_settings
 from spardl.method.refusals import NonFiniteCounts, NonFiniteReports
+from spardl.method.registry import check_averages_gradients
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
 
@@ -77,6 +78,7 @@ def all_reduce(
     """
     _check(tensor, step, compare)
     made = resolve_momentum(choose_method(method, options), None)
+    check_averages_gradients(made.compressor, "all_reduce()")
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
     state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)

@@ -45,6 +45,9 @@ from spardl.vector.layout import Layout
 
 __all__ = ["Sharded", "ShardedUpdates", "attach_fsdp"]
 
+# torch numbers running backward passes from 0.
+_NO_PASS = -1
+
 
 class Sharded(Handle):
     """Handle of an FSDP model whose shards of gradients are averaged, as returned by :func:`attach_fsdp`.
@@ -305,8 +308,9 @@ class ShardedUpdates(GradientHandle):
             self._averager.engine.limit.joined = partial(_norm_of_node, meshes[0].get_group(), self._cluster.device)
         self._watch_steps()
         self._finalizer = on_finalize(self, self._optimizer_steps.handle_dropped)
-        # Whether the running backward pass is the last one of its step; None between passes.
+        # Whether the running backward pass is the last one of its step (None between passes), and its number.
         self._last: bool | None = None
+        self._pass = _NO_PASS
         self._end_later = after_backward(weak_method(self._end))
         self._units = units
         for unit in units:
@@ -324,7 +328,13 @@ class ShardedUpdates(GradientHandle):
 
     def _before_gradients(self, unit: FSDPModule, _shard: Tensor) -> None:
         """Runs after the reduce-scatter of a unit, before torch adds shards to ``.grad``."""
-        last = _all_reduces(unit)
+        last, number = _all_reduces(unit), torch._C._current_graph_task_id()
+        if self._last is not None and number != self._pass:
+            raise ConfigError(
+                "the last backward pass failed after some of its gradients were averaged; restart the training from a "
+                "checkpoint, with a new model and handle (if none failed, checkpoint blocks with use_reentrant=False)"
+            )
+        self._pass = number
         if self._last is None:
             # Autograd does not announce gradients of sharded parameters; those of the first unit announce all.
             for each in self._trained:
@@ -333,7 +343,7 @@ class ShardedUpdates(GradientHandle):
         elif self._last != last:
             raise ConfigError(
                 "set_requires_all_reduce() has different values in one backward pass; set the same value for all FSDP "
-                "units of the model (after a failed backward pass, create the handle again)"
+                "units of the model"
             )
         self._end_later()
 
@@ -567,6 +577,7 @@ def _check_shards(model: nn.Module, group: dist.ProcessGroup) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, DTensor) and among & set(parameter.device_mesh.mesh.flatten().tolist()):
             raise ConfigError(
-                f"{name} is sharded or replicated among workers of the group; shard inside nodes only with "
-                'fully_shard(model, mesh=mesh["inside"]), and pass group=mesh["nodes"].get_group()'
+                f"{name} is sharded or replicated among ranks of the process group passed as group=; create a device "
+                'mesh with dimensions ("nodes", "inside"), shard inside each node with fully_shard(model, '
+                'mesh=mesh["inside"]), and pass group=mesh["nodes"].get_group()'
             )

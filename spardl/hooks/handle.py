@@ -21,8 +21,9 @@ from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import weak_method
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.precompile import prepare
+from spardl.communicators.steps.nodes import Nodes
 from spardl.hooks.averager import Averager, Meter, Named, SideGroup, Stats
-from spardl.hooks.choosing import check_optimizer_parameters, check_update, options_of, update_facts
+from spardl.hooks.choosing import check_optimizer_parameters, check_update, choose_nodes, options_of, update_facts
 from spardl.hooks.optimizer_steps import OptimizerSteps, discarded_parameters
 from spardl.method.elastic import sources
 from spardl.method.method import Method
@@ -46,6 +47,7 @@ class Handle(ABC):
             ``resolve_momentum``).
         cluster: Cluster that connects the workers.
         trained: Parameters whose gradients are averaged.
+        nodes: Workers that share a node, whose gradients are averaged densely first.
 
     Attributes:
         method: Method that averages gradients or updates.
@@ -58,15 +60,21 @@ class Handle(ABC):
     # Start of the keys in ``torch.distributed.checkpoint``, different for processes that have the same rank.
     _key = ""
 
-    def __init__(self, method: Method, cluster: ProcessGroupCluster, trained: Iterable[nn.Parameter]) -> None:
+    def __init__(
+        self,
+        method: Method,
+        cluster: ProcessGroupCluster,
+        trained: Iterable[nn.Parameter],
+        nodes: Nodes = Nodes(),  # noqa: B008 - immutable
+    ) -> None:
         self.method = method
-        self._cluster = cluster
+        self._cluster, self._nodes = cluster, nodes
         # Compiles before anything is sent: in the first step, all workers would wait for the slowest one.
-        prepare(method, cluster.size, trained, logs=cluster.leads)
+        prepare(method, nodes.count(cluster.size), trained, logs=cluster.leads)
         if isinstance(cluster, SideGroup):
             cluster.open()
         (self._worker,) = cluster.local_workers
-        self._owner = owner_of(method, self._worker.rank, self._worker.size)
+        self._owner = owner_of(method, self._worker.rank, self._worker.size, nodes.ranks_per_node)
         self._meter = Meter(cluster.ledgers[0], cluster.size)
 
     @abstractmethod
@@ -160,6 +168,7 @@ class GradientHandle(Handle):
         scaler: GradScaler that scales the loss, if any.
         optimizer: Optimizer of the parameters, or several; ``None`` to average gradients.
         clip_norm: Largest 2-norm of a gradient; ``None`` for no limit.
+        ranks_per_node: Number of workers that share a node, as for :func:`attach`.
 
     Raises:
         ConfigError: If an argument is invalid, or contradicts another one.
@@ -186,6 +195,7 @@ class GradientHandle(Handle):
         scaler: GradScaler | None,
         optimizer: Optimizers,
         clip_norm: float | None,
+        ranks_per_node: int | str = 1,
     ) -> None:
         # All checks come before the process group is opened, which is a collective call.
         check_type("scaler", scaler, GradScaler, optional=True)
@@ -196,7 +206,9 @@ class GradientHandle(Handle):
         check_dtypes(named)
         check_optimizer_parameters(schedule, method, optimizers, trained)
         parameters = [pair.parameter for pair in trained]
-        super().__init__(method, SideGroup(group, device, timeout), parameters)
+        cluster = SideGroup(group, device, timeout)
+        nodes = choose_nodes(ranks_per_node, cluster.local_workers[0], schedule, method)
+        super().__init__(method, cluster, parameters, nodes)
         self._schedule, self._optimizers, self._clip_norm = schedule, optimizers, clip_norm
         self._trained = list(trained)
         self._discardable = frozenset(parameters)
@@ -205,7 +217,7 @@ class GradientHandle(Handle):
         matrices = matrices_of(optimizers) if method.momentum.moved else frozenset()
         self._update_facts = update_facts(optimizers, named, matrices)
         self._make_training = partial(
-            Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay, matrices=matrices
+            Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay, matrices=matrices, nodes=nodes
         )
 
     def _make_averager(
@@ -220,13 +232,16 @@ class GradientHandle(Handle):
             **training: Further fields of :class:`Training`.
         """
         made = self._make_training(**{"model": None, "optimizer": None, **training}, gradient=CopiedGradient(named))
-        given = {"handle": given["handle"], **options_of(self._schedule), **given}
+        shared = {"ranks_per_node": self._nodes.ranks_per_node}
+        given = {"handle": given["handle"], **options_of(self._schedule), **shared, **given}
         return Averager(self.method, schedule or self._schedule, made, self._cluster, given, self._update_facts)
 
     def _load_shares(self, states: Mapping[int, Mapping[str, Any]], before: int) -> None:
         if before == self._worker.size:
             self.load_state_dict(states[self._worker.rank])
             return
+        if self._nodes.ranks_per_node > 1:
+            super()._load_shares(states, before)  # rejects them
         ranks = sources(self._worker, before)
         # All are checked before the first is loaded, so that an error leaves everything unchanged.
         for rank in ranks:
@@ -279,9 +294,9 @@ class GradientHandle(Handle):
         finally:
             self._discards = before
 
-    def _ignores(self, first: Iterable[torch.Tensor]) -> bool:
-        """Returns whether to ignore a backward pass that begins with the gradients of ``first``."""
-        return self._discards >= self._discardable or self._optimizer_steps.ignores(first)
+    def _ignores(self, first: Iterable[torch.Tensor], *, passed: bool = False) -> bool:
+        """Returns whether to ignore a pass that begins with the gradients of ``first``; ``passed``: it computed all."""
+        return self._discards >= self._discardable or self._optimizer_steps.ignores(first, passed=passed)
 
     def _begin_step(self, averager: Averager) -> None:
         self._optimizer_steps.begin(averager)

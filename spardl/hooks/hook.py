@@ -141,6 +141,7 @@ class Hook(GradientHandle):
         schedule: Schedule that determines when gradients are sent, as for :func:`attach`.
         optimizer: Optimizer of the model, as for :func:`attach`.
         clip_norm: Largest 2-norm of a gradient, as for :func:`attach`.
+        ranks_per_node: Number of workers that share a node, as for :func:`attach`.
 
     Raises:
         ConfigError: If the model is not a DDP that passes all its buckets to hooks, has sparse gradients, or an
@@ -157,6 +158,7 @@ class Hook(GradientHandle):
         schedule: str | Schedule = "wfbp",
         optimizer: Optimizers = None,
         clip_norm: float | None = None,
+        ranks_per_node: int | str = 1,
     ) -> None:
         check_wrapped(ddp)
         check_type("method", method, Method)
@@ -178,6 +180,7 @@ class Hook(GradientHandle):
             scaler=scaler,
             optimizer=optimizer,
             clip_norm=clip_norm,
+            ranks_per_node=ranks_per_node,
         )
         # Without a request for other groups, gradients that the method sums in place stay in DDP's buckets.
         in_buckets = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
@@ -322,10 +325,16 @@ class Hook(GradientHandle):
             last: Newer hook of the same model.
 
         Raises:
-            ConfigError: If this hook, or the one that replaced it, is not detached.
+            ConfigError: If this hook, or the one that replaced it, is not detached, or had another ``ranks_per_node``.
         """
         before = self._latest or self
         before.check_detached()
+        if before._nodes != last._nodes:
+            last.detach()
+            raise ConfigError(
+                f"the last handle of this model had ranks_per_node={before._nodes.ranks_per_node}, and this one has "
+                f"{last._nodes.ranks_per_node}; use the same value, since the workers of a node share a residual"
+            )
         last._predecessor, self._latest = before, last
 
     def check_detached(self) -> None:
@@ -405,8 +414,9 @@ class Hook(GradientHandle):
     def detach(self) -> None:
         """Averages densely from now on, like DDP without a hook.
 
-        The next ``attach`` to the model takes over the residuals if its method has residuals. If this handle had
-        ``optimizer=``, the moments are lost: the optimizer continues with an empty state.
+        The next ``attach`` to the model takes over the residuals if its method has residuals, and the moments if its
+        ``optimizer=`` has the same kinds of optimizers and, with Muon, the same matrices. Without another ``attach``,
+        the moments are lost: the optimizer continues with an empty state.
 
         Raises:
             PeerError: If ``schedule="dear"`` waits for a worker that is lost. The handle is detached nevertheless.
@@ -451,6 +461,7 @@ def attach(
     schedule: str | Schedule = "wfbp",
     optimizer: Optimizers = None,
     clip_norm: float | None = None,
+    ranks_per_node: int | str = 1,
     **options: Any,
 ) -> Hook:
     """Makes DDP average its gradients with a method of this library.
@@ -475,6 +486,9 @@ def attach(
             ``handle.flush()`` before you read weights directly.
         clip_norm: Largest 2-norm of each worker's own gradient if updates are averaged, or of the average with
             ``"dear"``.
+        ranks_per_node: Number of workers that share a node, with consecutive ranks, or ``"auto"`` to read it from the
+            variables of torchrun or srun. Gradients are first averaged densely inside each node; the method runs
+            between nodes, and the workers of a node share its messages. Needs ``schedule="wfbp"``.
         **options: Options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Returns:
@@ -494,8 +508,8 @@ def attach(
     """
     if registered := _registered(ddp):
         registered.check_detached()
-    chosen = choose_method(method, options, schedule, optimizer)
-    handle = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm)
+    chosen = choose_method(method, options, schedule, optimizer, ranks_per_node)
+    handle = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm, ranks_per_node)
     if registered:
         registered.follow(handle)
     else:

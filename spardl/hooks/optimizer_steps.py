@@ -93,7 +93,7 @@ class GradientMarks:
                 self._marks[each] = weakref.ref(each.grad), each.grad._version
 
     def clear(self, parameters: Iterable[nn.Parameter] | None = None) -> None:
-        """Deletes the records of some ``parameters``; of all if ``None``."""
+        """Deletes the recorded gradients of some ``parameters``; of all if ``None``."""
         for each in list(self._marks) if parameters is None else parameters:
             self._marks.pop(each, None)
 
@@ -213,15 +213,17 @@ class StepGuard:
             self._warned = True
         return True
 
-    def stale(self, parameters: Iterable[Tensor]) -> bool:
-        """Returns whether a pass adds to gradients that the last step has already applied and that were not cleared.
+    def stale(self, parameters: Iterable[Tensor], *, passed: bool = False) -> bool:
+        """Returns whether a backward pass adds to gradients that the last step applied and that were not cleared.
 
         No step can use such sums.
 
         Args:
-            parameters: Parameters whose gradients this pass computes first, of any shape.
+            parameters: Parameters that got their first gradient of the current step in this pass, of any shape.
+            passed: Whether the running pass has computed the gradients of all of them. Otherwise, they may have been
+                cleared since their last pass.
         """
-        return bool(self._stale) and any(each in self._stale and _has_gradient(each) for each in parameters)
+        return bool(self._stale) and any(each in self._stale and (passed or _has_gradient(each)) for each in parameters)
 
     def check_stale(self) -> None:
         """Checks a backward pass that added to gradients which the last step had already applied.
@@ -266,8 +268,8 @@ class StepGuard:
         if optimizer not in self._pending:
             if stale := [self._stale[each] for each in parameters if each in self._stale and _has_gradient(each)]:
                 raise ConfigError(
-                    f"step() would apply the gradient of {min(stale)} again, because a later backward pass was added "
-                    "to it; call optimizer.zero_grad() before the first backward pass of each step"
+                    f"step() would apply the gradient of {min(stale)} twice: the previous step() applied it, and a new "
+                    "backward pass added to it; call optimizer.zero_grad() before the first backward pass of each step"
                 )
             check_no_gradients(parameters)
         mixed = [self._mixed[each] for each in parameters if each in self._mixed and _has_gradient(each)]
@@ -279,7 +281,7 @@ class StepGuard:
             )
 
     def forget(self) -> None:
-        """Deletes the record of pending averages, because the handle's state was replaced."""
+        """Deletes the record of averages that no step has applied yet; to be called after ``load_state_dict``."""
         self._pending.clear()
         self._passed.clear()
         self._mixed.clear()
@@ -359,7 +361,7 @@ class PassWatch:
         """Records that the gradients of the pass, and of earlier ones in ``no_sync()``, have been averaged.
 
         Args:
-            discarded: Parameters whose averages the loop discards.
+            discarded: Parameters whose averages the training loop clears before a step applies them.
         """
         self._averaged = {each: version for each, version in self._passed.items() if each not in discarded}
         self._passed = {}
@@ -510,13 +512,14 @@ class OptimizerSteps:
             take_over(self._plain, carried, gradient.names, gradient.parameters, averager.engine.scale, stale=stale)
         self._state_replaced = False
 
-    def ignores(self, parameters: Iterable[Tensor]) -> bool:
+    def ignores(self, parameters: Iterable[Tensor], *, passed: bool = False) -> bool:
         """Returns whether to ignore a backward pass because it adds to gradients that the last step already applied.
 
         Args:
             parameters: Parameters whose gradients the pass computes first, of any shape.
+            passed: Whether the running pass has computed the gradients of all of them, also if they are zero.
         """
-        return self._guard is not None and self._guard.stale(parameters)
+        return self._guard is not None and self._guard.stale(parameters, passed=passed)
 
     def check_ignored(self) -> None:
         """Checks an ignored backward pass when it ends.
@@ -545,7 +548,7 @@ class OptimizerSteps:
         """Records that new averages are ready for the optimizer to apply.
 
         Args:
-            discarded: Parameters whose averages the loop discards.
+            discarded: Parameters whose averages the training loop clears before a step applies them.
 
         Raises:
             ConfigError: If gradients were added to earlier averages that had not been cleared.

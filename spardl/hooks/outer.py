@@ -116,6 +116,7 @@ class Fragment:
         schedule: Schedule that forms groups inside the fragment.
         cluster: Cluster that connects the workers.
         given: Further settings that must be equal on all workers, by name.
+        anchors: Global weights of all parameters of the model, by position.
 
     Attributes:
         places: Positions of its parameters among all parameters in reverse order, as in ``LayerRange``.
@@ -126,12 +127,19 @@ class Fragment:
     """
 
     def __init__(
-        self, part: LayerRange, method: Method, schedule: Schedule, cluster: SideGroup, given: Mapping[str, Any]
+        self,
+        part: LayerRange,
+        method: Method,
+        schedule: Schedule,
+        cluster: SideGroup,
+        given: Mapping[str, Any],
+        anchors: Sequence[Tensor],
     ) -> None:
         self.places = part.places
         gradient = CopiedGradient(part.named)
         self._parameters = gradient.parameters
-        self.averager = Averager(method, schedule, Training(None, gradient, None), cluster, given)
+        training = Training(None, gradient, None, weights=[anchors[place] for place in part.places])
+        self.averager = Averager(method, schedule, training, cluster, given)
 
     def send(self, differences: Iterable[Tensor]) -> None:
         """Starts to average weight differences, and returns without waiting for the averages.
@@ -324,6 +332,7 @@ class Outer(_NotAnOptimizer, Handle):
         parts = split_layers(self._named, fragments)
         schedule = choose_schedule("wfbp", bucket_mb)
         check_dtypes(self._named)
+        _check_precision(made, self._named)
         # In the order of the backward pass, to which the places of fragments refer.
         self._parameters = [pair.parameter for pair in reversed(self._named)]
         super().__init__(made, SideGroup(group, self._parameters[0].device, timeout), self._parameters)
@@ -337,7 +346,8 @@ class Outer(_NotAnOptimizer, Handle):
             "momentum": momentum if self._anchors.rises else self.momentum,
             **options_of(schedule),
         }
-        self._fragments = [Fragment(part, made, schedule, self._cluster, given) for part in parts]
+        anchors = self._anchors.weights
+        self._fragments = [Fragment(part, made, schedule, self._cluster, given, anchors) for part in parts]
         _warn_of_misuse(self._parameters, group, double_momentum_warning(made, self._anchors.optimizer))
         _broadcast_weights(self._parameters, self._anchors.weights, group)
         self._begun = self._closed = False
@@ -663,6 +673,18 @@ def _before_steps(optimizers: Iterable[torch.optim.Optimizer], call: Callable[..
 def _remove(hooks: Iterable[RemovableHandle]) -> None:
     for hook in hooks:
         hook.remove()
+
+
+def _check_precision(method: Method, named: Iterable[Named]) -> None:
+    """Checks that weights can store the average of a change that only one worker has sent."""
+    if not method.compressor.needs_weights:
+        return
+    for name, parameter in named:
+        if parameter.itemsize < torch.float32.itemsize:
+            raise ConfigError(
+                f"compressor={method.compressor.name} needs weights in float32, but {name} is {parameter.dtype}, which "
+                "would round averages of few changes to nothing; keep weights in float32 and compute in torch.autocast"
+            )
 
 
 def _checked_optimizers(optimizer: Optimizers, parameters: set[nn.Parameter]) -> tuple[torch.optim.Optimizer, ...]:

@@ -61,6 +61,7 @@ class Synchronizer(GradientHandle):
         optimizer: Optimizer of these parameters, or several, as for :func:`attach`. Most sparse methods then average
             updates instead of gradients (``recipe="recommended"``), and ``step()`` only applies averages.
         clip_norm: If updates are averaged, largest 2-norm of each worker's own gradient.
+        ranks_per_node: Number of workers that share a node, or ``"auto"``, as for :func:`attach`.
         **options: Options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.
 
     Raises:
@@ -93,6 +94,7 @@ class Synchronizer(GradientHandle):
         schedule: str | Schedule = "wfbp",
         optimizer: Optimizers = None,
         clip_norm: float | None = None,
+        ranks_per_node: int | str = 1,
         **options: Any,
     ) -> None:
         check_bool("find_unused", find_unused)
@@ -102,7 +104,7 @@ class Synchronizer(GradientHandle):
                 "schedule=dear updates parameters in the next forward pass, which a Synchronizer cannot observe; wrap "
                 'the model in DDP and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
             )
-        made = choose_method(method, options, optimizer=optimizer)
+        made = choose_method(method, options, optimizer=optimizer, ranks_per_node=ranks_per_node)
         # Frozen parameters are only checked to stay frozen.
         trained, self._frozen = trained_and_frozen(parameters)
         super().__init__(
@@ -116,6 +118,7 @@ class Synchronizer(GradientHandle):
             scaler=scaler,
             optimizer=optimizer,
             clip_norm=clip_norm,
+            ranks_per_node=ranks_per_node,
         )
         given = {"handle": "Synchronizer", "find_unused": find_unused}
         self._averager = self._make_averager(trained, given, find_unused=find_unused)
@@ -135,7 +138,8 @@ class Synchronizer(GradientHandle):
         return self._averager
 
     def _on_gradient(self, number: int, parameter: Tensor) -> None:
-        if self._ignores([parameter]):
+        # Of all parameters alike: a gradient of zeros must not begin a step that the others ignore.
+        if self._ignores([parameter], passed=True):
             return
         # Also in no_sync(), whose gradients count as a use of the parameter.
         self._averager.engine.note(number)

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 
 from spardl.basics.checks import check_integer
 from spardl.basics.errors import ConfigError
@@ -28,6 +27,7 @@ from spardl.clusters.process_group import ProcessGroupCluster
 from spardl.communicators.steps.transfer import all_gather
 from spardl.method.provenance import compare
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send, Team, Worker, whole_team
+from spardl.vector.flat import local_part
 from spardl.vector.packing import Slot, message_bytes, message_words, pack, unpack
 from spardl.vector.sparse import SparseVector
 
@@ -165,7 +165,7 @@ def _named_tensors(parameters: Iterable[Any]) -> tuple[list[str], list[Tensor]]:
 
 def _check_dtypes(names: Sequence[str], tensors: Sequence[Tensor], *, sends: bool) -> None:
     for name, tensor in zip(names, tensors, strict=True):
-        if isinstance(tensor, DTensor):
+        if local_part(tensor) is not tensor:
             raise ConfigError(f"{name} is sharded; pass a plain tensor and copy full_tensor() to it before each sync()")
         if tensor.layout is not torch.strided or tensor.is_meta:
             raise ConfigError(f"{name} has no dense values in memory; pass dense tensors on cpu or cuda")
@@ -402,7 +402,7 @@ def broadcast(worker: Worker, source: int, item: Tensor | None, incoming: Receiv
         source: rank whose tensor is sent.
         item: the tensor, shape (m,), on the source; ``None`` elsewhere.
         incoming: size and dtype of the tensor.
-        words: number of words that the tensor counts as in the statistics.
+        words: size of the tensor in the statistics, in words.
 
     Returns:
         The tensor, shape (m,).

@@ -68,6 +68,8 @@ class MethodState:
         conditions: Bool tensors of shape () on a GPU: whether all values of this step have been finite so far; not
             saved.
         late: Earlier ``conditions`` that the host has not read yet; not saved.
+        weights: Weights of any shape that the averages change, equal on all workers, one tensor for each of ``layout``;
+            empty if averages are not changes of weights. Not saved.
     """
 
     layout: Layout
@@ -83,6 +85,7 @@ class MethodState:
     bound: Bound = field(default_factory=Bound)
     conditions: list[Tensor] = field(default_factory=list)
     late: LateConditions = field(default_factory=LateConditions)
+    weights: Sequence[Tensor] = ()
 
     def refuse(self) -> None:
         """Counts the current step in ``refused``; further calls in the same step change nothing."""
@@ -540,7 +543,8 @@ class Method:
         return _divided(total, worker.size, state, carries=self.carries)
 
     def _run(self, worker: Worker, state: MethodState, into: Tensor | None) -> Program[Sum]:
-        context = Context(worker, state.layout, state.step - self.warmup.steps)
+        weights = _flat_weights(state) if self.compressor.needs_weights else None
+        context = Context(worker, state.layout, state.step - self.warmup.steps, weights)
         step = self.compressor.index_step if isinstance(self.compressor, SparseCompressor) else NIBBLE
         accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound, into, step)
         total = yield from self.communicator.reduce(
@@ -561,6 +565,13 @@ class Method:
         self.residual.keep(accumulated, total.indices)
         scaled = self.residual.scale(total, self.compressor.parts(context))
         return SparseVector(scaled.indices, _limited(scaled.values, worker.size, state), scaled.length)
+
+
+def _flat_weights(state: MethodState) -> Tensor:
+    # Made anew in each synchronization, because a copy between steps would take the memory of another model.
+    if not state.weights:
+        return torch.zeros_like(state.memory)
+    return torch.cat([each.detach().reshape(-1) for each in state.weights])
 
 
 def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor, state: MethodState) -> None:

@@ -63,7 +63,8 @@ class MuonMomentum(AdamMomentum):
     """Each worker compresses Muon's updates of matrices, and Adam's updates of all other parameters.
 
     The matrices are those in ``Moments.matrices``. Their updates are rescaled so that the entries have a root mean
-    square of 1, as in updates of Adam.
+    square of 1, as in updates of Adam. A matrix whose gradient is all zero counts as unused: its update is zero, and
+    its momentum stays.
 
     Args:
         betas: Decay rates of Adam's moments, shares; the first must be 0.
@@ -129,10 +130,13 @@ class MuonMomentum(AdamMomentum):
 
     def _muon(self, gradient: Tensor, momentum: Tensor, matrix: Matrix) -> Tensor:
         """Update of a ``matrix``, shape (m,), for its ``gradient`` and its ``momentum``, which is changed in place."""
-        momentum.lerp_(gradient, 1 - self.factor)
+        # Without a gradient, torch skips a matrix. An update of momentum alone would have full size in every such step.
+        used = gradient.any()
+        momentum.copy_(torch.where(used, momentum.lerp(gradient, 1 - self.factor), momentum))
         # The difference of two large numbers may overflow, and an infinity would stay.
         limit = torch.finfo(momentum.dtype).max
         momentum.nan_to_num_(nan=0.0, posinf=limit, neginf=-limit)
         mean = gradient.lerp(momentum, self.factor) if self.nesterov else momentum
         found = orthogonalize(mean.view(matrix.rows, matrix.columns), self.coefficients, self.steps, self.least_norm)
-        return found.reshape(-1).to(gradient.dtype) / entry_size(matrix.rows, matrix.columns)
+        update = found.reshape(-1).to(gradient.dtype) / entry_size(matrix.rows, matrix.columns)
+        return torch.where(used, update, 0)

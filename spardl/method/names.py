@@ -9,6 +9,7 @@ MethodName: TypeAlias = Literal[
     "arc_topk_ef21",
     "bf16",
     "cast",
+    "compute_visible",
     "count_sketch",
     "dgc",
     "fp16",

@@ -169,19 +169,21 @@ def _stable_text(value: Any) -> str:
 _OPTIONAL_KEYS = frozenset({"spread"})
 
 
-def owner_of(method: Method, rank: int, workers: int) -> dict[str, Any]:
+def owner_of(method: Method, rank: int, workers: int, ranks_per_node: int = 1) -> dict[str, Any]:
     """Describes the worker and the method that a state belongs to.
 
     Args:
         method: Method that the state belongs to; its options may differ when the state is loaded.
         rank: Rank of the worker.
         workers: Number of workers.
+        ranks_per_node: Number of workers that share a node and its state.
 
     Returns:
-        Rank, world size and names of the parts, which are saved with the state.
+        Rank, world size and names of the parts, which are saved with the state; workers per node only if several.
     """
     parts = (method.compressor, method.communicator, method.residual, method.momentum)
-    return {"rank": rank, "workers": workers, "parts": [type(part).__name__ for part in parts]}
+    shared = {"ranks_per_node": ranks_per_node} if ranks_per_node > 1 else {}
+    return {"rank": rank, "workers": workers, "parts": [type(part).__name__ for part in parts], **shared}
 
 
 def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) -> None:
@@ -196,6 +198,13 @@ def check_owner(values: Mapping[str, Any], mine: Mapping[str, Any], holds: str) 
         ConfigError: If the state belongs to another worker, method or kind of handle.
     """
     saved = values.get("owner") if isinstance(values, Mapping) else None
+    if isinstance(saved, Mapping) and (theirs := saved.get("ranks_per_node", 1)) != (
+        own := mine.get("ranks_per_node", 1)
+    ):
+        raise ConfigError(
+            f"this state was saved with ranks_per_node={theirs}, but this handle has ranks_per_node={own}; use the "
+            "same value, since the workers of a node share a residual"
+        )
     if saved is None or holds not in values or not isinstance(saved, Mapping) or saved.keys() != mine.keys():
         raise ConfigError("this is not the state of a handle of this kind; load the result of its state_dict()")
     check_whole(saved, mine, "owner")

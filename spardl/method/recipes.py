@@ -53,7 +53,17 @@ GROUP = "spardl.methods"
 RECIPES = ("recommended", "published")
 
 # Arguments of attach() and Synchronizer: misspelt ones arrive among the options of a method.
-_HANDLE_ARGUMENTS = ("bucket_mb", "clip_norm", "find_unused", "group", "optimizer", "scaler", "schedule", "timeout")
+_HANDLE_ARGUMENTS = (
+    "bucket_mb",
+    "clip_norm",
+    "find_unused",
+    "group",
+    "optimizer",
+    "ranks_per_node",
+    "scaler",
+    "schedule",
+    "timeout",
+)
 
 T = TypeVar("T")
 

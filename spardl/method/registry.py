@@ -22,7 +22,15 @@ from spardl.method.momentum import Momentum, OptimizerMomentum
 from spardl.method.residuals import Residual
 from spardl.protocol.programs import Combination
 
-__all__ = ["combinations", "communicators", "compressors", "incompatibility", "momentum_rules", "residual_rules"]
+__all__ = [
+    "check_averages_gradients",
+    "combinations",
+    "communicators",
+    "compressors",
+    "incompatibility",
+    "momentum_rules",
+    "residual_rules",
+]
 
 
 T = TypeVar("T")
@@ -141,3 +149,20 @@ def _nature(compressor: type[Compressor]) -> str:
     entries = "sends single entries" if compressor.sparsifies else "sends no single entries"
     number = ", any number of them" if compressor.output is Output.ANY_COUNT else ""
     return f"it {entries}{number}; unsent part: {compressor.mass.value}"
+
+
+def check_averages_gradients(compressor: Compressor, place: str) -> None:
+    """Checks that a compressor can be used where gradients, and not changes of weights, are averaged.
+
+    Args:
+        compressor: Compressor of the method.
+        place: Part that averages gradients, as in ``"schedule=wfbp"``.
+
+    Raises:
+        ConfigError: If the compressor compares changes of weights with the weights.
+    """
+    if compressor.needs_weights:
+        raise ConfigError(
+            f"compressor={compressor.name} compares changes of weights with the weights, but {place} averages "
+            "gradients; use spardl.Outer (in the trainer: schedule=outer), or another compressor such as topk"
+        )

@@ -145,11 +145,13 @@ class Exchange:
         receives: Messages from other workers.
         meanwhile: Local work to overlap with the messages, if any. It must not access the payloads or the receive
             buffers.
+        inside: Whether all messages stay inside a node; ledgers and emulated networks do not count them.
     """
 
     sends: Sequence[Send]
     receives: Sequence[Receive]
     meanwhile: Callable[[], None] | None = None
+    inside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -269,11 +271,14 @@ class Context(NamedTuple):
         worker: Rank of the local worker, and number of workers.
         layout: Shapes and positions of the tensors in the vector.
         step: Number of earlier synchronizations with this method, without dense warm-up; equal on all workers.
+        weights: Weights that the vector would be subtracted from, shape (n,), equal on all workers; ``None`` unless the
+            compressor needs them. All zero if the caller has none.
     """
 
     worker: Worker
     layout: Layout
     step: int
+    weights: Tensor | None = None
 
 
 # Costs per worker, in the units of the papers' formulas. The simulated cluster counts in the same units, so tests check
@@ -293,7 +298,7 @@ class Bounds(NamedTuple):
 
     @classmethod
     def exactly(cls, number: int) -> Bounds:
-        """Returns equal bounds for a known ``number``."""
+        """Returns bounds whose lower and upper values are both ``number``."""
         return cls(number, number)
 
     def __contains__(self, number: object) -> bool:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.clusters.base import Cluster, gather_rows
+from spardl.communicators.steps.nodes import Nodes
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Boundary, Phase, Program, Worker
 from spardl.schedules.apply_update import Updater
@@ -40,6 +41,7 @@ class Averaging:
         state: Residuals, moments and groups of layers of the model.
         scaling: Tracks the loss scale of a GradScaler, if there is one.
         limit: Gradient clipping: limit on the norm of each worker's own gradient.
+        nodes: Workers that share a node; several only if gradients are copied.
 
     Attributes:
         gradients: Gradients that the programs of this step average, by group and local rank, shape (m,) each.
@@ -54,8 +56,10 @@ class Averaging:
         state: GradientState,
         scaling: Scaling,
         limit: Limit,
+        nodes: Nodes,
     ) -> None:
-        self._method, self._cluster = method, cluster
+        assert gradient.backwards or nodes.ranks_per_node == 1
+        self._method, self._cluster, self._nodes = method, cluster, nodes
         self._gradient, self._decay = gradient, decay
         self._state, self._scaling, self._limit = state, scaling, limit
         self._measured = False
@@ -121,8 +125,10 @@ class Averaging:
             # The schedule waits at a boundary in every program, also where nothing is averaged.
             yield Boundary(gradient)
             return gradient
+        yield from self._nodes.mean_inside(worker, gradient)
         self._accumulate(number, gradient, state)
-        average = yield from self._method.average(worker, state, gradient)
+        own = self._method.average(self._nodes.node_of(worker), state, gradient)
+        average = yield from self._nodes.between(worker, own, self._cluster.device)
         write(average, gradient)
         if self._scaling:
             state.catch_up()

@@ -170,6 +170,7 @@ class Dear(Schedule):
 
     def check(self, method: Method, *, clips: bool) -> None:
         """Checks that the method can pause between its two halves (reduce-scatter and all-gather)."""
+        super().check(method, clips=clips)
         method.check_split()
         if clips:
             method.check_shards()

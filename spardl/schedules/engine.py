@@ -22,8 +22,10 @@ from torch.utils.hooks import RemovableHandle
 from spardl.basics.errors import TrainingError
 from spardl.basics.weakrefs import weak_method
 from spardl.clusters.base import Cluster
+from spardl.communicators.steps.nodes import Nodes
 from spardl.method.method import Method
 from spardl.method.provenance import compare, method_settings, shapes_of
+from spardl.method.registry import check_averages_gradients
 from spardl.protocol.programs import describe
 from spardl.schedules.averaging import Averaging, ModelUpdate
 from spardl.schedules.fusion import Range, is_partition, within
@@ -117,6 +119,9 @@ class Training(NamedTuple):
         decay: Function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` uses
             the weight decay of the method's momentum rule.
         matrices: Parameters of shape (a, b) that Muon updates.
+        weights: Weights that the averages change, equal on all workers: one tensor of each parameter's shape, in the
+            order of ``gradient.parameters``. Empty if averages are not changes of weights.
+        nodes: Workers that share a node, whose gradients are averaged densely first.
 
     Example:
         >>> model = nn.Linear(100, 10)
@@ -143,6 +148,8 @@ class Training(NamedTuple):
     find_unused: bool = False
     decay: Callable[[nn.Parameter], float] | None = None
     matrices: Collection[nn.Parameter] = ()
+    weights: Sequence[Tensor] = ()
+    nodes: Nodes = Nodes()
 
 
 # Measuring clones the residual, so it runs in one of 16 steps, where its cost does not show.
@@ -155,7 +162,7 @@ class Engine(ABC):
     Args:
         method: Method that averages the gradients.
         cluster: Cluster that runs the workers.
-        training: Model, gradients and optimizer to train.
+        training: Model, its gradients and the optimizer.
         partition: Ranges of layers that are synchronized together (groups); a group also ends where the dtype or device
             of the gradients changes.
 
@@ -163,9 +170,9 @@ class Engine(ABC):
         kept: Number of entries in all averages so far; a sparse average counts only the entries that it contains.
         steps: Number of steps that have begun since the engine was created.
         gradient_state: Residuals and moments, which last from step to step.
-        limit: Gradient clipping; its ``measured`` is the last norm.
-        measures_residual: Whether to measure what each step adds to the residuals, for ``residual_size``. Handles
-            measure every 16th step anyway.
+        limit: Gradient clipping; ``limit.measured`` is the gradient norm of the last step.
+        measures_residual: Whether to measure what each step adds to the residuals, for ``residual_size``. Engines of
+            user loops (``attach`` and others) measure every 16th step in any case.
         chosen: Groups chosen by measurements; ``None`` before the choice, and in schedules that measure nothing.
         fixed: Whether the groups never change during training.
     """
@@ -181,13 +188,15 @@ class Engine(ABC):
         ranks = len(cluster.local_ranks)
         self.kept = self.steps = 0
         self.measures_residual = False
-        self.gradient_state = GradientState(method, gradient, ranks, partition, training.matrices)
+        self.gradient_state = GradientState(method, gradient, ranks, partition, training.matrices, training.weights)
         self.limit = Limit(training.clip_norm, first=method.momentum.moved or self._clips_own)
         self._scaling = Scaling(training.scale)
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
         self._step = Step(ranks, backwards=gradient.backwards)
         decay = training.decay or (lambda parameter: method.momentum.decay)
-        self._averaging = Averaging(method, cluster, gradient, decay, self.gradient_state, self._scaling, self.limit)
+        self._averaging = Averaging(
+            method, cluster, gradient, decay, self.gradient_state, self._scaling, self.limit, training.nodes
+        )
         self._update = ModelUpdate(cluster, gradient, training.optimizer, self._usage, self._scaling, self.limit)
         self._use_groups()
         cluster.expect(gradient.entries)
@@ -404,6 +413,7 @@ class Schedule(ABC):
         Raises:
             ConfigError: If this schedule cannot run the method; the message says what to do instead.
         """
+        check_averages_gradients(method.compressor, f"schedule={self.name}")
 
     def start(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """Creates the engine of one training; all workers must call this at the same time.
@@ -411,7 +421,7 @@ class Schedule(ABC):
         Args:
             method: Method that averages the gradients.
             cluster: Cluster that runs the workers.
-            training: Model, gradients and optimizer to train.
+            training: Model, its gradients and the optimizer.
 
         Returns:
             The engine, whose methods the training loop calls.
@@ -430,7 +440,7 @@ class Schedule(ABC):
         Args:
             method: Method that averages the gradients.
             cluster: Cluster that runs the workers.
-            training: Model, gradients and optimizer to train.
+            training: Model, its gradients and the optimizer.
 
         Returns:
             The engine.

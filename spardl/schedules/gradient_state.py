@@ -191,6 +191,7 @@ class GradientState:
         partition: Ranges of layers that are synchronized together; a group also ends where the dtype or device of the
             gradients changes.
         matrices: Parameters of shape (a, b) that Muon updates.
+        weights: Weights that the averages change, one tensor of each parameter's shape; empty if they change none.
 
     Attributes:
         groups: Groups of layers in flat order.
@@ -206,8 +207,9 @@ class GradientState:
         ranks: int,
         partition: Sequence[Range],
         matrices: Collection[nn.Parameter] = (),
+        weights: Sequence[Tensor] = (),
     ) -> None:
-        self._method, self._gradient, self.matrices = method, gradient, matrices
+        self._method, self._gradient, self.matrices, self._weights = method, gradient, matrices, weights
         self.remembers = method.residual.remembers
         # Only the engine reads a copied gradient, and one rank needs only one copy.
         self.shares = isinstance(gradient, CopiedGradient) and ranks == 1 and method.in_place
@@ -264,6 +266,7 @@ class GradientState:
         states = [self._state(layout, local, entries) for local in range(len(self._memories))]
         for state in states:
             state.moments.matrices = _matrices_in(self._gradient, tensors, self.matrices)
+            state.weights = self._weights[slice(*tensors)]
         return Group(layers, tensors, entries, states)
 
     def _state(self, layout: Layout, local: int, entries: tuple[int, int]) -> MethodState:

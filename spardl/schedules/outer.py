@@ -195,9 +195,10 @@ class _OuterSteps(Engine):
             raise ConfigError(
                 "outer steps do not support loss scaling; remove Training(scale=...) and use bfloat16 or float32"
             )
-        super().__init__(method, cluster, training, by_share(training.gradient.entries, outer.fragments))
+        self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in training.gradient.parameters]
+        changing = training._replace(weights=self._anchors)
+        super().__init__(method, cluster, changing, by_share(training.gradient.entries, outer.fragments))
         self._outer, self._optimizer = outer, training.optimizer
-        self._anchors = [nn.Parameter(parameter.detach().clone()) for parameter in self._gradient.parameters]
         for number, anchor in enumerate(self._anchors):
             # The outer SGD reads the averaged difference where the model's optimizer reads its gradient.
             anchor.grad = self._gradient.part(number).view_as(anchor)

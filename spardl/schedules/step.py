@@ -99,7 +99,7 @@ class Step:
         self._missing = [set(range(*group.tensors)) for group in self._groups]
 
     def collect(self) -> None:
-        """Ends the passes of the current local rank: its gradients are handed over."""
+        """Ends the backward passes of the current local rank, after which its gradients can be averaged."""
         self.phase = StepPhase.COLLECTED
 
     def end(self) -> None:

@@ -139,7 +139,7 @@ class Tuner:
             )
         if not points or len(points) < len(seconds):
             raise ValueError(
-                f"tuner must have at least one point for each time, got {len(points)} points and {len(seconds)} times"
+                f"tuner must have a point for each measured time, got {len(points)} points and {len(seconds)} times"
             )
         return points, seconds
 

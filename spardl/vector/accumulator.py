@@ -236,7 +236,7 @@ class Accumulator:
         self._changes += [(start, length, positions[:last]), (0, stop - length, positions[last:])]
 
     def taken(self) -> Tensor:
-        """Returns all positions taken so far: int64, shape (m,), strictly increasing."""
+        """Returns the positions of all entries selected so far: int64, shape (m,), strictly increasing."""
         if not self._taken:
             return torch.empty(0, dtype=torch.int64, device=self.values.device)
         positions = self._taken[0] if len(self._taken) == 1 else torch.cat(self._taken)

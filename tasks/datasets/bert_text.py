@@ -46,7 +46,7 @@ def read_word_pieces(name: str, root: str, vocab_size: int) -> dict[str, int]:
     """Reads the vocabulary of bert-base-uncased.
 
     Args:
-        name: Name of the data set that needs it, for error messages.
+        name: Name of the data set that needs the vocabulary, for error messages.
         root: Data folder with ``bert-base-uncased/vocab.txt``, which has one word piece per line, numbered from 0.
         vocab_size: Number of word pieces that the file must contain.
 
@@ -54,7 +54,7 @@ def read_word_pieces(name: str, root: str, vocab_size: int) -> dict[str, int]:
         Id of each word piece.
 
     Raises:
-        DataError: If the file is missing, has another number of word pieces, or lacks BERT's special tokens.
+        DataError: If the file is missing, has a different number of word pieces, or lacks BERT's special tokens.
     """
     path = Path(root) / VOCABULARY.path
     hint = fetch_hint(name, VOCABULARY.path)
@@ -62,7 +62,7 @@ def read_word_pieces(name: str, root: str, vocab_size: int) -> dict[str, int]:
     numbers = {piece.removesuffix("\r"): number for number, piece in enumerate(pieces)}
     if len(numbers) != vocab_size or not numbers.keys() >= set(SpecialTokens.NAMES):
         raise DataError(
-            f"{name} is damaged: {path.absolute()} has {len(numbers)} different word pieces, expected {vocab_size} "
+            f"{name} is damaged: {path.absolute()} has {len(numbers)} distinct word pieces, expected {vocab_size} "
             f"including {' '.join(SpecialTokens.NAMES)}; delete it, then {hint}"
         )
     return numbers

@@ -288,9 +288,9 @@ def test_a_gain_is_a_range_of_two_digits() -> None:
 
 
 @pytest.mark.slow
-def test_the_script(tmp_path: Path) -> None:
+def test_the_command(tmp_path: Path) -> None:
     def script(*words: str) -> subprocess.CompletedProcess[str]:
-        command = [sys.executable, "scripts/advise.py", *words]
+        command = [sys.executable, "-c", "from spardl.diagnostics.cli import main; main()", "advise", *words]
         return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
 
     done = script("scripts/profiles/resnet20.json", "--bandwidth", "100mbit", "--workers", "4")

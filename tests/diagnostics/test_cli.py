@@ -159,7 +159,7 @@ def test_the_version(capsys: pytest.CaptureFixture[str]) -> None:
         ("profile TRAINING:value --out x", "has no function value"),
         (
             "profile TRAINING:number --out x",
-            "must return a torch.nn.Module and a batch, or a loss function, got 3",
+            "must return a tuple (torch.nn.Module, batch) or (torch.nn.Module, loss function), got 3",
         ),
         ("profile TRAINING:fails --out x", ":fails failed with ValueError: two"),
         ("profile TRAINING:detached --out x", "the model returned Tensor without a differentiable tensor"),

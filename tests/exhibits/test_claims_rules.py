@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.exhibits import statistics
+from scripts.exhibits import measures
 from scripts.exhibits.claims import base
 from tests.support.claiming import bound, figures, seeded, verdict
 
@@ -185,7 +185,7 @@ def test_an_order_and_its_opposite_are_never_both_there(one: list[float], other:
 
 
 def test_ranges_by_hand() -> None:
-    assert statistics.difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841377, 2, 2 + 2.4841377))
-    assert statistics.range_of_mean([1.0]) == (-float("inf"), 1.0, float("inf"))
+    assert measures.difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841377, 2, 2 + 2.4841377))
+    assert measures.range_of_mean([1.0]) == (-float("inf"), 1.0, float("inf"))
     with pytest.raises(ValueError, match="argument 2 is shorter"):
-        statistics.difference([1.0, 2.0], [1.0])
+        measures.difference([1.0, 2.0], [1.0])

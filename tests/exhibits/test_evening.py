@@ -11,7 +11,7 @@ import pytest
 
 from scripts import reproduce
 from scripts.exhibits import base, jobs, working
-from scripts.exhibits.claims.lengths import watched_hindrances
+from scripts.exhibits.claims.evidence import watched_hindrances
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.papers.catalogue import catalogue
 from trainer.build import build_dataset, build_plan

@@ -13,7 +13,7 @@ import pytest
 from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
 from scripts.exhibits import base, jobs, records, working
-from scripts.exhibits.kinds import crossings, frontier_work, lab
+from scripts.exhibits.kinds import frontier_work, lab, races
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.pages import frontier
 from tests.support import made_up
@@ -108,13 +108,13 @@ def test_who_is_the_fastest_where() -> None:
 
 def test_stretches_by_hand() -> None:
     ways = {"few bytes": {10.0: 2.0, 1000.0: 2.0}, "many": {10.0: 101.0, 1000.0: 2 - 0.5}}
-    one, other = crossings.stretches(ways)
+    one, other = races.stretches(ways)
     # many: 0.495 + 1005 / b, which is 2 at b = 668.
     assert (one.name, one.low, other.name, other.high) == ("few bytes", 10.0, "many", 1000.0)
     assert one.high == other.low == pytest.approx(668, rel=0.03)
-    assert crossings.between(ways["many"], 100.0) == pytest.approx(0.495 + 10.05, rel=1e-2)
-    assert crossings.between(ways["many"], 10.0) == 101.0
-    assert crossings.stretches({}) == []
+    assert races.between(ways["many"], 100.0) == pytest.approx(0.495 + 10.05, rel=1e-2)
+    assert races.between(ways["many"], 10.0) == 101.0
+    assert races.stretches({}) == []
 
 
 def test_what_is_not_there_says_so() -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from scripts import choices
-from scripts.exhibits import base, jobs, kept, measures, records
+from scripts.exhibits import base, jobs, measures, records
 from spardl.basics.errors import ConfigError, DataError, WorkerError
 from tests.support.driver import ROOT, here
 from trainer import report, targets
@@ -124,21 +124,21 @@ def test_work_of_another_edition_is_not_found(composing: None, tmp_path: Path, m
 
 @pytest.mark.parametrize("count", [0, 1, 29, 30, 31, 60, 61, 1000])
 def test_thinning_keeps_the_last_line_and_equal_distances(count: int) -> None:
-    found = [event["step"] for event in kept.thinned([{"step": step} for step in range(count)])]
+    found = [event["step"] for event in jobs.thinned([{"step": step} for step in range(count)])]
     assert len(found) == min(count, len(found))
-    assert len(found) <= kept.MOST
+    assert len(found) <= jobs.MOST
     assert len({later - before for before, later in itertools.pairwise(found)}) <= 1
-    assert len(found) >= min(count, kept.MOST / 2)
+    assert len(found) >= min(count, jobs.MOST / 2)
     if count:
         assert found[-1] == count - 1
 
 
 def test_a_loss_that_is_not_finite() -> None:
     summary_ = {"final": {}}
-    content = kept.contents(summary_, [{"kind": "train", "step": 1, "epoch": 1.0, "loss": None}])
+    content = jobs.contents(summary_, [{"kind": "train", "step": 1, "epoch": 1.0, "loss": None}])
     assert content["train_loss"] is None
     assert json.dumps(content, allow_nan=False)
-    assert math.isnan(measures.last_epoch_loss(kept.events_in(content)) or 0)
+    assert math.isnan(measures.last_epoch_loss(jobs.events_in(content)) or 0)
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from scripts.exhibits import base, jobs
-from scripts.exhibits.charts import fields
+from scripts.exhibits.charts import curves
 from scripts.exhibits.kinds import gpu, regimes
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.clusters import Network
@@ -157,7 +157,7 @@ def test_equal_factors_have_equal_colours_in_all_panels() -> None:
     drawn = []
     for values in ([[1.0, 2.0]], [[2.0, 4.0]]):
         figure = Figure(layout="constrained")
-        fields.draw_factors(figure, fields.Fields(values, ("a", "b"), ("c",)), ("x", "y"), (1.0, 4.0))
+        curves.draw_factors(figure, curves.Fields(values, ("a", "b"), ("c",)), ("x", "y"), (1.0, 4.0))
         figure.draw_without_rendering()
         drawn.append([tuple(each) for each in figure.axes[0].collections[0].get_facecolors()])
     assert drawn[0][1] == drawn[1][0]

@@ -275,3 +275,34 @@ def test_clipping_loops_are_reported_in_the_first_step() -> None:
         assert equal
         for line, (*case, words) in zip(found, CLIPPED, strict=True):
             assert words in line, (case, line)
+
+
+def differences(model: nn.Module, step: int) -> Tensor:
+    """Returns a loss that does not change the last bias, whose gradients and averages are exactly zero."""
+    outputs = model(torch.randn(5, 3, generator=torch.Generator().manual_seed(step)))
+    return (outputs[:, 0] - outputs[:, 1]).square().sum()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_pass_is_ignored_if_its_first_gradient_is_zero(inside: bool) -> None:
+    def trained(*, generates: bool) -> tuple[int, Tensor]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        synchronizer = spardl.Synchronizer(model.named_parameters(), PART, optimizer=optimizer)
+        for step in range(3):
+            optimizer.zero_grad()
+            with synchronizer:
+                differences(model, step).backward()
+            optimizer.step()
+            if generates:
+                with synchronizer if inside else nullcontext():
+                    differences(model, step + 100).backward()
+        return synchronizer.stats().steps, weights(model)
+
+    def work(cluster: object) -> bool:
+        steps, expected = trained(generates=False)
+        found = trained(generates=True)
+        return found[0] == steps == 3 and torch.equal(found[1], expected)
+
+    assert run_workers(1, work) == [True]

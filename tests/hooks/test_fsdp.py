@@ -124,7 +124,10 @@ def test_groups_that_cut_across_shards_are_refused() -> None:
         return said
 
     for said in run_workers(4, work):
-        assert all("replicated among workers of the group; shard inside nodes only" in each for each in said)
+        assert all(
+            "replicated among ranks of the process group passed as group=; create a device mesh" in each
+            for each in said
+        )
 
 
 @pytest.mark.parametrize("method", ["powersgd", "arc_topk"])
@@ -546,6 +549,19 @@ def test_a_method_without_moments_leaves_them_to_adamw() -> None:
         assert found.startswith(said)
 
 
+def interrupt(module: nn.Module) -> None:
+    """Makes the next backward pass fail at the output of a module."""
+
+    def fail(_gradient: torch.Tensor) -> None:
+        raise ConfigError("the pass was interrupted")
+
+    def arm(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
+        armed.remove()
+        output.register_hook(fail)
+
+    armed = module.register_forward_hook(arm)
+
+
 def test_wrong_loops_raise_errors() -> None:
     def work(cluster: ProcessGroupCluster) -> list[str]:
         said = []
@@ -579,6 +595,12 @@ def test_wrong_loops_raise_errors() -> None:
         # A nested backward pass, which ends before the others have begun.
         run = Blockwise(1, reentrant=True)
         said.append(refused(lambda: run.loss(0).backward()))
+        # A pass that failed on all workers.
+        run = Blockwise(1)
+        interrupt(run.model.blocks[0])
+        said.append(refused(lambda: run.loss(0).backward()))
+        run.model.zero_grad()
+        said.append(refused(lambda: run.loss(1).backward()))
         # Workers with different learning rates.
         run = Blockwise(1)
         run.rule.param_groups[0]["lr"] = 0.1 * (1 + dist.get_rank())
@@ -593,11 +615,14 @@ def test_wrong_loops_raise_errors() -> None:
         "an averaged update, was changed between backward() and step()",
         "first.weight was frozen when this handle was created and is trained now",
         "still contained an earlier average when it was averaged",
+        "the pass was interrupted",
+        "the last backward pass failed after some of its gradients were averaged; restart the training",
         "rank 1 has learning rate of parameter group 0=0.2, rank 0 has learning rate of parameter group 0=0.1",
     ]
     for found in run_workers(2, work):
         for line, start in zip(found, expected, strict=True):
             assert start in line
+            assert "\n" not in line
 
 
 def test_foreach_functions_on_shards_are_noticed() -> None:

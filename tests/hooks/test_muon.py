@@ -304,6 +304,68 @@ def test_trained_optimizers_are_taken_over() -> None:
     assert run_workers(1, work) == [True]
 
 
+class Skipping(Model):
+    """Leaves a square matrix out of every second pass."""
+
+    passes = 0
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        self.passes += 1
+        body = self.body if self.passes % 2 else self.body[:3]
+        return self.head(self.narrow(body(inputs)).tanh())
+
+
+def test_an_unused_matrix_is_left_alone_as_in_torch() -> None:
+    """Its residual gets nothing, and its momentum stays."""
+
+    def trained(*, handled: bool) -> tuple[list[Tensor], float]:
+        model, found, waits = Skipping(), [], 0.0
+        optimizers = muon_and_adamw(model)
+        named, options = model.named_parameters(), {"optimizer": optimizers, "find_unused": True}
+        handle = spardl.Synchronizer(named, WHOLE_MUON, **options) if handled else None  # type: ignore[arg-type]
+        for step in range(6):
+            for each in optimizers:
+                each.zero_grad()
+            model(torch.randn(6, 4, generator=torch.Generator().manual_seed(step))).square().mean().backward()
+            if handle:
+                handle.wait()
+                waits = max(waits, *(float(group["memory"].abs().max()) for group in handle.state_dict()["groups"]))
+            for each in optimizers:
+                each.step()
+            found.append(model.body[3].weight.detach().clone())
+        return found, waits
+
+    def work(cluster: object) -> tuple[list[Tensor], list[Tensor], float]:
+        plain, _ = trained(handled=False)
+        return plain, *trained(handled=True)
+
+    ((plain, found, waits),) = run_workers(1, work)
+    assert waits == 0.0
+    assert torch.equal(found[1], found[0])
+    torch.testing.assert_close(torch.stack(found), torch.stack(plain), rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("moves", ["all", "one"])
+def test_matrices_that_move_to_adamw_begin_with_new_moments(moves: str) -> None:
+    """With the count of updates of old moments, the first steps would be several times too long."""
+
+    def work(cluster: object) -> float:
+        loop = Loop(spardl.attach)
+        loop.run(range(5))
+        loop.handle.detach()
+        first, *rest = hidden(loop.model)
+        moved = list(loop.model.parameters()) if moves == "all" else [first, *others(loop.model)]
+        adamw = torch.optim.AdamW(moved, lr=0.01, betas=BETAS, eps=1e-4, weight_decay=0.0)
+        muon = [] if moves == "all" else [torch.optim.Muon(rest, lr=0.05)]
+        loop.handle, loop.optimizers = spardl.attach(loop.called, WHOLE, optimizer=[*muon, adamw]), [*muon, adamw]
+        loop.rates = []
+        before = [each.detach().clone() for each in moved]
+        loop.step(5)
+        return max(float((old - new).abs().max()) for old, new in zip(before, moved, strict=True))
+
+    assert run_workers(1, work) == [pytest.approx(0.01, rel=0.05)]
+
+
 def test_each_optimizer_may_clear_gradients_after_its_step() -> None:
     """Views of one DDP bucket share a version counter, which clearing some of them increases."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import statistics
 import tracemalloc
 from typing import Any, NamedTuple
@@ -9,9 +10,12 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
-from tests.support.harness import Bench, spardl
+from spardl.clusters import ProcessGroupCluster
+from spardl.hooks.hook import attach
+from tests.support.harness import Bench, run_workers, spardl
 
 LENGTH, DENSITY = 2_000_000, 0.01
 GRADIENT = 4 * LENGTH
@@ -98,3 +102,35 @@ def test_what_is_measured_is_seen() -> None:
     need = needed(Wasteful(), [torch.zeros(LENGTH)])  # type: ignore[arg-type]
     assert GRADIENT <= need.largest <= need.peak <= 1.01 * GRADIENT
     assert GRADIENT <= need.beside <= 1.01 * GRADIENT
+
+
+def held(model: nn.Module) -> int:
+    """Bytes of the tensors of this process, and of the gradients of a model; each storage counts once."""
+    gc.collect()
+    tensors = [each for each in gc.get_objects() if issubclass(type(each), Tensor)]
+    tensors += [each.grad for each in model.parameters() if each.grad is not None]
+    return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
+
+
+def test_bytes_per_parameter_with_adamw() -> None:
+    """The residual and the gradients in flight; the second moment takes the place of the optimizer's."""
+
+    def work(cluster: ProcessGroupCluster) -> list[float]:
+        found = []
+        for attaches in (False, True):
+            model = nn.Linear(1000, 1000, bias=False)
+            ddp = DistributedDataParallel(model)
+            optimizer = torch.optim.AdamW(model.parameters())
+            handle = attach(ddp, "spardl", density=0.01, optimizer=optimizer) if attaches else None
+            before = held(model)
+            for _ in range(3):
+                optimizer.zero_grad()
+                ddp(torch.ones(2, 1000)).square().mean().backward()
+                optimizer.step()
+            found.append((held(model) - before) / model.weight.numel())
+            del handle, ddp, model, optimizer
+        return found
+
+    for plain, attached in run_workers(2, work):
+        assert plain == pytest.approx(12, abs=0.1)  # gradient and both moments; weights are there before
+        assert 3.9 < attached - plain < 4.6

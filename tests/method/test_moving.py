@@ -213,6 +213,8 @@ def test_other_momenta_are_kept() -> None:
         (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "dampening": 0.1}, "SGD(dampening=0.1)"),
         (torch.optim.Adam, {"amsgrad": True}, "amsgrad=False"),
         (torch.optim.RMSprop, {}, "not RMSprop; use one of these"),
+        (torch.optim.Adafactor, {}, "not Adafactor; use one of these"),
+        (type("OtherAdamW", (torch.optim.AdamW,), {}), {}, "not OtherAdamW; use one of these"),
     ],
 )
 def test_unsupported_optimizers_are_refused(kind: type[torch.optim.Optimizer], options: Any, words: str) -> None:

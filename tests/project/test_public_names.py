@@ -42,6 +42,14 @@ def test_the_package_has_few_names() -> None:
     assert all(hasattr(spardl, name) for name in PUBLIC)
 
 
+@pytest.mark.slow
+def test_the_package_imports_no_sharding() -> None:
+    """``torch.distributed.fsdp`` takes four times as long to import as this package."""
+    program = "import sys, spardl; print({'torch.distributed.fsdp', 'sympy', 'numba', 'triton'} & {*sys.modules})"
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"
+
+
 @pytest.mark.parametrize("name", sorted(MOVED))
 def test_a_moved_name_warns_and_names_its_new_import(name: str) -> None:
     module = import_module(MOVED[name])

@@ -146,7 +146,7 @@ def _refused_by_handles(cluster: ProcessGroupCluster) -> list[tuple[str, str]]:
 @pytest.mark.timeout(60)
 def test_handles_and_clusters_of_processes_refuse_wrong_types() -> None:
     (told,) = run_workers(1, _refused_by_handles)
-    common = ("method", "bucket_mb", "timeout", "scaler", "schedule", "optimizer", "clip_norm")
+    common = ("method", "bucket_mb", "timeout", "scaler", "schedule", "optimizer", "clip_norm", "ranks_per_node")
     counts = ("every", "lr", "momentum", "fragments", "delay", "mixing")
     wanted: dict[str, tuple[str, ...]] = {
         "attach": ("ddp", *common),

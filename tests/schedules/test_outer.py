@@ -41,7 +41,8 @@ def built(*words: str) -> Plan:
     return build_plan(plain, build_dataset(plain))
 
 
-METHODS = {"dense": dense(), "spardl": sparse(0.2), "topka": topka(0.2)}
+VISIBLE = spardl.make_method("compute_visible")
+METHODS = {"dense": dense(), "spardl": sparse(0.2), "topka": topka(0.2), "compute_visible": VISIBLE}
 # Fragments are sent after steps 2, 3 and 4, and then every fourth step; each is in flight for two steps.
 STREAMING = OuterSteps(every=4, fragments=3, delay=2, mixing=0.25)
 

@@ -13,10 +13,10 @@ import pytest
 
 from scripts import choices, learning
 from scripts.evidence.plans import Comparison, Line, Task, excerpts_in, tasks_in
-from scripts.evidence.tables import summary_of, table_of
 from scripts.exhibits.jobs import Outcome, Training
 from scripts.exhibits.records import on_record, read_records, record
 from scripts.exhibits.tables import markdown
+from scripts.learning import summary_of, table_of
 from spardl.basics.errors import ConfigError, TrainingError
 from tests.support.driver import ROOT, here
 from trainer import report

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from scripts import choices, reproduce
-from scripts.exhibits import base, jobs, statistics, tables, working
+from scripts.exhibits import base, jobs, measures, tables, working
 from scripts.exhibits.charts import axes
 from scripts.exhibits.kinds import trainings
 from spardl.basics.errors import ConfigError, WorkerError
@@ -170,18 +170,18 @@ def test_the_scale_of_the_paper_is_for_a_cluster(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_interval_of_seeds() -> None:
-    assert statistics.interval([1.0, 2.0]) is None
+    assert measures.interval([1.0, 2.0]) is None
     # Student's t of two degrees of freedom is 4.303 at 97.5%, the standard deviation is 1.
-    assert statistics.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
-    assert statistics.spread([1.0, 2.0, 3.0]) == "2 ± 2.5"
-    assert statistics.shown_interval([1.0, 2.0, 3.0]) == "-0.4841 to 4.484"
+    assert measures.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
+    assert measures.spread([1.0, 2.0, 3.0]) == "2 ± 2.5"
+    assert measures.shown_interval([1.0, 2.0, 3.0]) == "-0.4841 to 4.484"
 
 
 @pytest.mark.parametrize(("values", "number"), [([2.0], "1 seed"), ([1.0, 3.0], "2 seeds")])
 def test_fewer_than_three_seeds_have_no_interval(values: list[float], number: str) -> None:
-    assert statistics.spread(values) == f"2 ({number})"
-    assert statistics.shown_interval(values) == f"none of {number}"
-    assert statistics.range_of_mean(values) == (-math.inf, 2.0, math.inf)
+    assert measures.spread(values) == f"2 ({number})"
+    assert measures.shown_interval(values) == f"none of {number}"
+    assert measures.range_of_mean(values) == (-math.inf, 2.0, math.inf)
 
 
 def comparison(seeds: tuple[int, ...] = (1, 2, 3)) -> Any:

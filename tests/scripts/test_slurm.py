@@ -135,7 +135,7 @@ def test_time_limit_requeues_and_scancel_ends(slurm: Slurm, tmp_path: Path) -> N
     run = only_run(tmp_path)
     assert "is in the queue again (requeue 1 of 10)" in log.read_text()
     # Before and after it went back. W&B may not have written a word of a third one yet, when it is cancelled.
-    slurm.until(lambda: grouped(run) >= 2)
+    slurm.until(lambda: continued(run) >= 2)
     slurm.submit("cancel", "--outputs", str(tmp_path))
     slurm.empty(30)
     assert slurm.job(job)["JobState"] == "CANCELLED"
@@ -147,10 +147,10 @@ def test_time_limit_requeues_and_scancel_ends(slurm: Slurm, tmp_path: Path) -> N
     assert slurm.job(job)["Restarts"] == restarts
 
 
-def grouped(run: Path) -> int:
-    """How many of W&B's files of a run name its id as their group: a string, told by its length, which is 10."""
-    group = b"\n" + summary(run)["id"].encode()
-    return sum(group in path.read_bytes() for path in run.glob("wandb/offline-run-*/*.wandb"))
+def continued(run: Path) -> int:
+    """How many of W&B's files of a run belong to its one W&B run."""
+    identity = (run / "wandb-id.txt").read_bytes().strip()
+    return sum(identity in path.read_bytes() for path in run.glob("wandb/offline-run-*/*.wandb"))
 
 
 def test_one_run_of_an_array_goes_back_into_the_queue_alone(slurm: Slurm, tmp_path: Path) -> None:

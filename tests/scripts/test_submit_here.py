@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from scripts.submission import here as places
-from scripts.submission.places import Queued
+from scripts.submission.site import Queued
 from scripts.submission.submissions import Entry, Submission, find_submission, new_submission, submitting
 from spardl.basics.errors import ConfigError
 from tests.support.labs import processes_with

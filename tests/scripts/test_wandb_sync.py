@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from scripts import wandb_sync
-from tests.support.driver import events, here, only_run
+from tests.support.driver import events, here, only_run, summary
 from tests.trainer.test_loggers import wandb_records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +100,9 @@ def test_a_lost_run_is_rebuilt(tmp_path: Path) -> None:
     words = ("cluster=simulated", "cluster.workers=2", "training.max_steps=3", "training.eval_examples=8")
     assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
     folder = only_run(tmp_path / "out")
+    trained = summary(folder)
+    trained["environment"]["commit"] = "0" * 40
+    (folder / "summary.json").write_text(json.dumps(trained))
     done = rebuild(folder)
     assert done.returncode == 0, done.stderr
     (file,) = folder.glob("wandb/offline-run-*/*.wandb")
@@ -110,6 +113,8 @@ def test_a_lost_run_is_rebuilt(tmp_path: Path) -> None:
         for record in wandb_records(file)
         if record.WhichOneof("record_type") == "history"
     ]
+    runs = [record.run for record in wandb_records(file) if record.WhichOneof("record_type") == "run"]
+    assert [run.git.commit for run in runs] == ["0" * 40]
     wanted = events(folder)
     for kind in ("train", "eval"):
         found = [(row["step"], row[f"{kind}/loss"]) for row in rows if f"{kind}/loss" in row]

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.exhibits.base import Basis, Results
-from scripts.exhibits.claims import base, bounds, judging, seeds
+from scripts.exhibits.claims import base, judging, rules
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds import trainings
 
@@ -36,11 +36,11 @@ def verdict(rule: Any, found: Sequence[Any]) -> str:
 
 
 def bound(name: str, *words: Any) -> Any:
-    return getattr(bounds, name)(*words)
+    return getattr(rules, name)(*words)
 
 
 def seeded(name: str) -> Any:
-    return getattr(seeds, name)()
+    return getattr(rules, name)()
 
 
 def claim(rule: Any, find: Callable[..., Any], limits: Sequence[Any] = (), construction: str = "") -> Any:

@@ -16,7 +16,7 @@ from zlib import crc32
 
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.jobs import Computation, Job, Outcome, Training
-from scripts.exhibits.kinds import fusion, lab, lazy, predictions, schedules
+from scripts.exhibits.kinds import lab, lazy, predictions, schedules
 from scripts.exhibits.kinds.xi import BINS, THRESHOLDS
 
 STEPS = ("none, after_backward", "none, wfbp", "none, dear")
@@ -258,11 +258,11 @@ SHEETS: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Mapping[str, Any]]]]
     )[:1],
     "sketch_fusion.fusion": lambda given: _sheets(
         "Seconds of an iteration",
-        _each(given["models"], fusion.METHODS),
-        (*fusion.PARTITIONS, fusion.ALONE, fusion.BETTER),
+        _each(given["models"], schedules.METHODS),
+        (*schedules.PARTITIONS, schedules.APART, schedules.BETTER),
     ),
     "sketch_fusion.scaling": lambda given: _sheets(
-        "Scaling efficiency", _each(given["models"], fusion.METHODS), fusion.PARTITIONS
+        "Scaling efficiency", _each(given["models"], schedules.METHODS), schedules.PARTITIONS
     ),
 }
 

@@ -18,11 +18,11 @@ from spardl.basics.errors import ConfigError
 from tasks.datasets.base import Dataset
 from tests.support.driver import composed
 from tests.support.quick import some_quick
-from trainer.build import CONFIGURATIONS, build_dataset, build_plan
+from trainer.build import CONFIGURATIONS, build_dataset, build_plan, stand_ins
 from trainer.task import Task
 
 MODELS = sorted(path.stem for path in (CONFIGURATIONS / "model").glob("*.yaml"))
-DATASETS = sorted(path.stem for path in (CONFIGURATIONS / "dataset").glob("*.yaml"))
+DATASETS = sorted([*(path.stem for path in (CONFIGURATIONS / "dataset").glob("*.yaml")), *stand_ins()])
 OPTIMIZERS = sorted(path.stem for path in (CONFIGURATIONS / "optimizer").glob("*.yaml"))
 REAL = [name for name in DATASETS if f"synthetic_{name}" in DATASETS]
 SMALL = [

@@ -85,6 +85,15 @@ def test_lines(clock: Clock, capsys: pytest.CaptureFixture[str]) -> None:
     ]
 
 
+def test_a_line_has_throughput_and_bytes(capsys: pytest.CaptureFixture[str]) -> None:
+    display = LineDisplay()
+    display.begin(0, 10)
+    display.metrics("train", 1, {"density": 0.01, "samples/second": 210.0, "seconds/total": 9.0, "bytes/total": 2.5e6})
+    assert capsys.readouterr().out.splitlines()[-1] == (
+        "step 1/10  density 0.01  samples/second 210  sent 2.5 MB  left -:--"
+    )
+
+
 def test_a_line_names_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("trainer.display._LONG", 0.05)
     display = LineDisplay()

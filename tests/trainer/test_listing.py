@@ -35,7 +35,11 @@ def test_help_and_lists_need_no_run(tmp_path: Path, capfd: pytest.CaptureFixture
     ("wanted", "header", "rows"),
     [
         ("methods", "name paper when to use", ["oktopk Li and Hoefler, PPoPP 2022 "]),
-        ("datasets", "name description", ["digits Loads the 1,797 scans "]),
+        (
+            "datasets",
+            "name description",
+            ["digits Loads the 1,797 scans ", "synthetic_an4 Placeholder for an4: tones instead "],
+        ),
         (
             "experiments",
             "name model data set method workers minutes* paper",
@@ -44,8 +48,8 @@ def test_help_and_lists_need_no_run(tmp_path: Path, capfd: pytest.CaptureFixture
         ("wire", "name description", ["int8 "]),
         pytest.param(
             "models",
-            "name parameters data set minutes* description",
-            ["vgg16 14,728,266 cifar10 "],
+            "name parameters data set minutes* paper description",
+            ["vgg16 14,728,266 cifar10 - Simonyan et al., ICLR 2015 "],
             marks=[pytest.mark.slow, pytest.mark.timeout(300)],
         ),
     ],
@@ -63,6 +67,18 @@ def test_own_choices_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[st
     (tmp_path / "dataset" / "mine.yaml").write_text("# My own pictures.\n_target_: mine.Pictures\n")
     print_list("datasets", str(tmp_path))
     assert "My own pictures." in capsys.readouterr().out
+
+
+def test_a_list_imports_no_code_of_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "dataset").mkdir()
+    (tmp_path / "dataset" / "theirs.yaml").write_text("_target_: theircode.Pictures\n")
+    (tmp_path / "theircode.py").write_text(f"open({str(tmp_path / 'imported')!r}, 'w').close()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    print_list("datasets", str(tmp_path))
+    assert "theirs" in capsys.readouterr().out
+    assert not (tmp_path / "imported").exists()
 
 
 def test_a_misspelt_group_is_suggested() -> None:

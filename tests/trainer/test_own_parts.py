@@ -13,6 +13,7 @@ import pytest
 import torch
 import yaml
 
+from tests.project.test_docs import blocks
 from tests.support.driver import ROOT, STARTED_BY, composed, here, only_run, results, summary
 from tests.trainer.test_bad_input import one_line
 from trainer.experiment import experiment_id
@@ -52,13 +53,27 @@ def make_texts(folder: Path) -> None:
         (folder / f"{split}.csv").write_text("\n".join(["text,label", *lines]) + "\n")
 
 
+def make_weights(folder: Path) -> None:
+    """The texts, and a folder ``bert`` like those that ``hf download`` writes."""
+    transformers = pytest.importorskip("transformers")
+    make_texts(folder)
+    vocabulary = folder.parent / "vocab.txt"
+    vocabulary.write_text("\n".join(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "good", "fine", "bad", "film"]))
+    sizes = dict.fromkeys(("hidden_size", "intermediate_size", "max_position_embeddings"), 8)
+    config = transformers.BertConfig(vocab_size=9, num_hidden_layers=1, num_attention_heads=2, **sizes)
+    transformers.BertForSequenceClassification(config).save_pretrained(folder.parent / "bert")
+    transformers.BertTokenizer(str(vocabulary)).save_pretrained(folder.parent / "bert")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "make"), [("pictures", make_pictures), ("texts", make_texts)])
+@pytest.mark.parametrize(
+    ("name", "make"), [("pictures", make_pictures), ("texts", make_texts), ("pretrained", make_weights)]
+)
 def test_an_example_trains_from_another_folder(name: str, make, tmp_path: Path) -> None:
-    pytest.importorskip({"pictures": "torchvision", "texts": "transformers"}[name])
+    pytest.importorskip("torchvision" if name == "pictures" else "transformers")
     mine = tmp_path / "mine"
     shutil.copytree(EXAMPLES, mine)
-    make(mine / name.upper())
+    make(mine / ("PICTURES" if name == "pictures" else "TEXTS"))
     lines = (EXAMPLES / f"{name}.py").read_text().splitlines()
     assert len(lines) < 40
     (typed,) = (shlex.split(line) for line in lines if line.startswith("PYTHONPATH=. python "))
@@ -194,3 +209,92 @@ def test_own_compressors_and_schedules_train(tmp_path: Path, monkeypatch: pytest
     found = summary(only_run(tmp_path / "out"))
     assert found["status"] == "finished"
     assert torch.tensor(found["final"]["loss"]).isfinite()
+
+
+def test_own_tasks_loggers_and_communicators_train(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task has its own loss and metric, and the logger gets both."""
+    (tmp_path / "ownmore.py").write_text(
+        "from dataclasses import dataclass\n"
+        "import torch\n"
+        "from spardl.communicators import AllGather\n"
+        "from tasks.image_classification import ImageClassification\n"
+        "from trainer.observers import Logger, Observer\n"
+        "class Margin(ImageClassification):\n"
+        "    metric, higher_is_better, sums = 'error_rate', False, ('wrong', 'count')\n"
+        "    def loss(self, model, batch):\n"
+        "        return torch.nn.functional.multi_margin_loss(model(batch['images']), batch['labels'])\n"
+        "    def measure(self, model, batch):\n"
+        "        wrong = model(batch['images']).argmax(1) != batch['labels']\n"
+        "        return torch.stack([wrong.sum(), torch.tensor(len(wrong))]).double()\n"
+        "    def summarize(self, sums):\n"
+        "        return {'loss': 0.5, 'error_rate': sums['wrong'] / sums['count']}\n"
+        "class Lines(Logger):\n"
+        "    def open(self, run, config): return _Lines(run.folder / 'lines.txt')\n"
+        "class _Lines(Observer):\n"
+        "    def __init__(self, path): self.path = path\n"
+        "    def metrics(self, kind, step, values):\n"
+        "        with self.path.open('a') as file: print(kind, step, *values, file=file)\n"
+        "@dataclass(frozen=True)\n"
+        "class MyGather(AllGather): pass\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "conf" / "logger").mkdir(parents=True)
+    (tmp_path / "conf" / "logger" / "lines.yaml").write_text("_target_: ownmore.Lines\n")
+    words = ("compressor=topka", "task._target_=ownmore.Margin", "communicator._target_=ownmore.MyGather")
+    words += (f"--config-dir={tmp_path / 'conf'}", "plugins=[ownmore]", *QUICK, "logger=lines")
+    assert here(*words, f"output_dir={tmp_path / 'out'}") == 0
+    run = only_run(tmp_path / "out")
+    found = summary(run)
+    assert found["metric"] == "error_rate"
+    assert 0 <= found["final"]["error_rate"] <= 1
+    kinds = [line.split() for line in (run / "lines.txt").read_text().splitlines()]
+    assert [line[:2] for line in kinds] == [["train", "1"], ["train", "2"], ["eval", "2"]]
+    assert "error_rate" in kinds[-1]
+
+
+def test_a_model_may_read_values_while_it_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Such as pretrained weights, which the meta device does not have."""
+    (tmp_path / "ownvalues.py").write_text(
+        "import torch\n"
+        "class Net(torch.nn.Sequential):\n"
+        "    def __init__(self, num_classes, in_channels, image_size, rates=3):\n"
+        "        drops = [torch.nn.Dropout(rate) for rate in torch.linspace(0, 0.1, rates).tolist()]\n"
+        "        super().__init__(torch.nn.Flatten(), *drops, torch.nn.Linear(64, num_classes))\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    words = ("plugins=[ownvalues]", "model._target_=ownvalues.Net", "~model.depth")
+    assert here(*words, *QUICK, f"output_dir={tmp_path / 'out'}") == 0
+    assert summary(only_run(tmp_path / "out"))["status"] == "finished"
+    capfd.readouterr()
+    line = refused(tmp_path / "bad", capfd, *words, "+model.rates=-1")
+    assert line.startswith("error: model cannot be created: RuntimeError: number of steps must be non-negative")
+
+
+def test_the_parts_of_the_tutorial_train(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = ROOT / "docs" / "configuration.md"
+    dataset, model = (text for text in blocks(page, "yaml") if "_target_: mine." in text)
+    (code,) = (text for text in blocks(page, "python") if "ImageDataset" in text)
+    (typed,) = (shlex.split(text) for text in blocks(page, "text") if "--config-dir" in text)
+    for name, text in {"mine.py": code, "conf/dataset/mine.yaml": dataset, "conf/model/mine.yaml": model}.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    option, folder, *words = typed[3:]
+    words = [
+        *words,
+        "cluster=simulated",
+        "cluster.workers=2",
+        "training.max_steps=40",
+        f"output_dir={tmp_path / 'out'}",
+    ]
+    assert here(f"{option}={tmp_path / folder}", *words) == 0
+    run = only_run(tmp_path / "out")
+    assert run.name.startswith("spardl-mine-mine-")
+    assert summary(run)["final"]["accuracy"] > 0.7
+    capsys.readouterr()
+    assert here("--list", "datasets", f"--config-dir={tmp_path / folder}") == 0
+    assert "Random numbers; the class is the sign of their mean." in capsys.readouterr().out

@@ -122,7 +122,7 @@ def test_runs_in_other_processes_have_exit_codes(tmp_path: Path) -> None:
     done = command(*words, *QUICK, f"output_dir={tmp_path}")
     assert done.returncode == 1
     lines = [line for line in done.stderr.splitlines() if "Error executing job" not in line]
-    assert lines[0].startswith("error: optimizer.lr=1e+30 ")
+    assert lines[0].startswith("error: optimizer.lr=1e+30")
     assert lines[-1] == "error: a run of the sweep failed, see above"
     assert [line.split()[2] for line in done.stdout.splitlines()[-2:]] == ["failed", "finished"]
     assert sorted(summary(run)["status"] for run in tmp_path.glob("[!.]*")) == ["failed", "finished"]
@@ -188,8 +188,9 @@ def test_optuna_finds_the_best_run(tmp_path: Path) -> None:
 
 
 def test_the_runs_of_a_sweep_are_counted_and_tabled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ("-m", "optimizer.lr=0.05,-1", "seed=1,2,3", *QUICK, f"output_dir={tmp_path}")
-    assert here(*words) == 1
+    (tmp_path / "conf").mkdir()
+    words = ("-m", "optimizer.lr=0.05,-1", "seed=1,2,3", *QUICK, f"output_dir={tmp_path / 'out'}")
+    assert here(*words, "--config-dir", str(tmp_path / "conf")) == 1  # whose value is no setting
     lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
     assert [line for line in lines if re.match(r"run \d of ", line)] == [
         f"run {number} of 6: optimizer.lr={lr} seed={seed}"
@@ -200,7 +201,7 @@ def test_the_runs_of_a_sweep_are_counted_and_tabled(tmp_path: Path, capfd: pytes
     for number, row in enumerate(rows, 1):
         assert row.startswith(f"{number} optimizer.lr=")
     for row in rows[:3]:
-        assert re.search(rf"finished accuracy 0\.\d+ [\d.]+ [\d.]+ {tmp_path}/none-resnet20-digits-\w+$", row), row
+        assert re.search(rf"finished accuracy 0\.\d+ [\d.]+ [\d.]+ {tmp_path}/out/none-resnet20-digits-\w+$", row), row
     for row in rows[3:]:
         assert re.search(r"failed - [\d.]+ - -$", row), row
     assert here(*words[:1], "optimizer.lr=0.05,0.04", *words[3:]) == 0
@@ -208,18 +209,22 @@ def test_the_runs_of_a_sweep_are_counted_and_tabled(tmp_path: Path, capfd: pytes
 
 
 @pytest.mark.parametrize(
-    ("words", "name"),
+    ("words", "model", "data"),
     [
-        (("model.depth=8",), "none-resnet8-digits"),
-        (("model.depth=20",), "none-resnet20-digits"),
-        pytest.param(("model=resnet32", "model.depth=8"), "none-resnet8-digits", marks=pytest.mark.slow),
+        (("model.depth=8",), "resnet8", "digits"),
+        (("model.depth=20",), "resnet20", "digits"),
+        pytest.param(("model=resnet32", "model.depth=8"), "resnet8", "digits", marks=pytest.mark.slow),
+        (
+            ("model=gpt_chars", "model.num_layers=1", "model.hidden_size=8", "training.eval_examples=8"),
+            "gpt_chars-num_layers1-hidden_size8",
+            "pydocs_chars",
+        ),
     ],
 )
 def test_a_folder_is_named_by_what_ran(
-    words: tuple[str, ...], name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    words: tuple[str, ...], model: str, data: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert here(*QUICK, "training.max_steps=1", *words, f"output_dir={tmp_path}") == 0
-    assert only_run(tmp_path).name.startswith(f"{name}-")
-    model = name.split("-")[1]
-    planned = f"plan: none on {model} with digits; 2 workers (simulated) x 16 examples a step; at most 1 steps"
+    assert only_run(tmp_path).name.startswith(f"none-{model}-{data}-")
+    planned = f"plan: none on {model} with {data}; 2 workers (simulated) x 16 examples a step; at most 1 steps"
     assert capfd.readouterr().out.startswith(f"{planned}; results in {tmp_path}/\n")

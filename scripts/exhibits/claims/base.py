@@ -10,7 +10,7 @@ from statistics import mean
 from typing import ClassVar, NamedTuple
 
 from scripts.exhibits.jobs import Job
-from scripts.exhibits.statistics import LEAST, Range, difference, range_of_mean
+from scripts.exhibits.measures import LEAST, Range, difference, range_of_mean
 
 __all__ = ["OVERSHOT", "Figure", "Finding", "Rule", "Verdict", "difference_of", "show", "shown", "told"]
 

@@ -11,10 +11,9 @@ from types import MappingProxyType
 
 from scripts.exhibits.base import Basis, Exhibit, Results
 from scripts.exhibits.claims.base import Rule
-from scripts.exhibits.claims.bounds import AtLeast, AtMost, Between, Equal, Keeps, UpTo, Within
-from scripts.exhibits.claims.details import detailed_table
 from scripts.exhibits.claims.judging import LIMITS, Claim, Judgement, Limit, claims_table, judge, summary_table
-from scripts.exhibits.claims.seeds import InnerBest, NoLoss, Order
+from scripts.exhibits.claims.page import detailed_table
+from scripts.exhibits.claims.rules import AtLeast, AtMost, Between, Equal, InnerBest, Keeps, NoLoss, Order, UpTo, Within
 from scripts.exhibits.declared import Keys, Node, Reader, Variants, entries, fail, meant, parse
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.pages.page import Section

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
 from scripts.exhibits.claims.base import OVERSHOT, Figure, Finding, Rule, Verdict
-from scripts.exhibits.failures import any_failed
 from scripts.exhibits.jobs import Job
+from scripts.exhibits.outcomes import any_failed
 from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = [

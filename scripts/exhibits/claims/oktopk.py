@@ -7,8 +7,7 @@ from typing import Any
 
 from scripts.exhibits.base import Results, at
 from scripts.exhibits.claims.base import Figure, show
-from scripts.exhibits.claims.evidence import cells, ratio, required, tables
-from scripts.exhibits.claims.lengths import watched_hindrances
+from scripts.exhibits.claims.evidence import cells, ratio, required, tables, watched_hindrances
 from scripts.exhibits.jobs import Computation, Job
 from scripts.exhibits.kinds.balance import Balance
 from scripts.exhibits.kinds.counts import CountedCosts, amortized

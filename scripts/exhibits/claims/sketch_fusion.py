@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.evidence import cells, fastest, ratio, tables
-from scripts.exhibits.kinds.fusion import PARTITIONS
 from scripts.exhibits.kinds.predictions import Computed
+from scripts.exhibits.kinds.schedules import PARTITIONS
 from scripts.exhibits.tables import Table
 
 __all__ = ["efficiency", "scalability"]

@@ -16,13 +16,13 @@ from scripts.exhibits.claims.evidence import (
     best_elsewhere,
     cells,
     fastest,
+    planned_long_enough,
     ratio,
     required,
     tables,
     timed,
     turns,
 )
-from scripts.exhibits.claims.lengths import planned_long_enough
 from scripts.exhibits.kinds.counts import CountedCosts
 from scripts.exhibits.kinds.lab import Measured
 from scripts.exhibits.kinds.trainings import MethodComparison

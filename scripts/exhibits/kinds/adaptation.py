@@ -5,30 +5,24 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import product
 from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import failed
-from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import Watcher, train_watched, watched_training
+from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, train_watched
+from scripts.exhibits.outcomes import row_of
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.communicators.spardl import SparDLState
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Worker
 
-__all__ = ["Adaptation", "AdaptationPlan", "record_adaptation"]
+__all__ = ["Adaptation", "record_adaptation"]
 
-BASIS = Basis(
-    simulated="the cluster: all workers in one process; no seconds",
-    measured="h and the size of the union of every block, in every step of real trainings",
-    assumed="nothing",
-)
+BASIS = basis_of_trace("h and the size of the union of every block, in every step of real trainings")
 NEAR, WINDOW = 0.1, 10  # tolerance as a share of k; number of steps to average
 # Quantities to draw, one panel each.
 KINDS: Mapping[str, str] = MappingProxyType({"h": "entries that a team sends", "union": "entries of all teams"})
@@ -62,11 +56,13 @@ class _Noting(SparDLState):
 
 
 @dataclass
-class _Watch(Watcher):
+class _Watch(Trace):
+    """Replaces the states of all workers by those that record."""
+
     states: dict[int, _Noting] = field(default_factory=dict)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Replaces the state of the worker by one that records, starting with the first step."""
+        """Replaces the state of the worker in the first step."""
         if worker.rank not in self.states:
             assert isinstance(state.communication, SparDLState)
             self.states[worker.rank] = _Noting(**asdict(state.communication))
@@ -96,74 +92,42 @@ def record_adaptation(words: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class AdaptationPlan:
-    """Plan of one size preset.
+class Adaptation(TracedExhibit):
+    """Cases x numbers of teams, with one table and one picture per case."""
 
-    Attributes:
-        cases: Tasks.
-        words: Arguments that all trainings share.
-        teams: Numbers of teams.
-        steps: Number of steps of each training.
-        cost: Approximate duration of all runs.
-    """
+    basis: Basis = field(default=BASIS, kw_only=True)
+    traced = "adaptation"
+    trace = record_adaptation
 
-    cases: tuple[Case, ...]
-    words: tuple[str, ...]
-    teams: tuple[int, ...]
-    steps: int
-    cost: str
-
-
-@dataclass(frozen=True)
-class Adaptation(Planned):
-    """Cases x numbers of teams, with one table and one picture per case.
-
-    Attributes:
-        plans: Plan by size preset.
-    """
-
-    name: str
-    title: str
-    source: str
-    shows: str
-    plans: ByScale[AdaptationPlan]
-    basis: Basis = BASIS
-    note: str = ""
-
-    def job(self, plan: AdaptationPlan, case: Case, teams: int) -> Computation:
-        """Job of one training."""
-        own = ("compressor=spardl", f"communicator.teams={teams}", "communicator.gather=bruck")
-        words = (*plan.words, *case.words, *own)
-        return watched_training(self.name, "adaptation", record_adaptation, words, plan.steps)
-
-    def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
-        plan = at(scale, self.plans)
-        return [self.job(plan, *choice) for choice in product(plan.cases, plan.teams)]
+    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+        """Words of SparDL with each number of teams."""
+        own = ("compressor=spardl", "communicator.gather=bruck")
+        return {f"d = {teams}": (own[0], f"communicator.teams={teams}", own[1]) for teams in plan.teams}
 
     def caption(self, scale: str) -> str:
         """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
-        cases = "; ".join(case.title for case in plan.cases)
         return (
-            f"{cases}. {plan.steps} steps, B-SAG. Means over all workers' blocks; the union is what all teams send of "
-            f"a block, each entry once. Near k from: the step from which on the union stays within {NEAR:.0%} of k, as "
-            f"the mean of {WINDOW} steps. {' '.join(plan.words)}"
+            f"{plan.titles}. {plan.steps} steps, B-SAG. Means over all workers' blocks; the union is what all teams "
+            f"send of a block, each entry once. Near k from: the step from which on the union stays within {NEAR:.0%} "
+            f"of k, as the mean of {WINDOW} steps. {' '.join(plan.words)}"
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """Tables of the results."""
         plan = at(scale, self.plans)
         return [
-            Table(f"{self.title}: {case.title}", COLUMNS, [self._row(plan, case, each, results) for each in plan.teams])
+            Table(
+                f"{self.title}: {case.title}",
+                COLUMNS,
+                [self._row(plan, case, each, results) for each in self.variants(plan)],
+            )
             for case in plan.cases
         ]
 
-    def _row(self, plan: AdaptationPlan, case: Case, teams: int, results: Results) -> Row:
+    def _row(self, plan: TracePlan, case: Case, teams: str, results: Results) -> Row:
         job = self.job(plan, case, teams)
-        outcome = results.of(job)
-        cells = failed([outcome], len(COLUMNS) - 1) if outcome.reason is not None else _cells(outcome.data)
-        return Row(f"d = {teams}", cells, [job])
+        return row_of(teams, job, results.of(job), len(COLUMNS) - 1, _cells)
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """Figures of the results."""
@@ -175,16 +139,16 @@ class Adaptation(Planned):
                 caption,
                 partial(self._draw, plan, case, kind, results),
                 f"{case.title}: {words}",
-                palette.looks(f"d = {teams}" for teams in plan.teams),
+                palette.looks(self.variants(plan)),
             )
             for case in plan.cases
             for kind, words in KINDS.items()
         ]
 
-    def _draw(self, plan: AdaptationPlan, case: Case, kind: str, results: Results, figure: Any) -> None:
-        axes, looks = figure.subplots(), palette.looks(f"d = {teams}" for teams in plan.teams)
+    def _draw(self, plan: TracePlan, case: Case, kind: str, results: Results, figure: Any) -> None:
+        axes, looks = figure.subplots(), palette.looks(self.variants(plan))
         axes_of.plain(axes, "step", f"{kind} / k")
-        for teams, look in zip(plan.teams, looks.values(), strict=True):
+        for teams, look in looks.items():
             outcome = results.of(self.job(plan, case, teams))
             if outcome.reason is None:
                 shares = _shares(outcome.data, kind)

@@ -10,26 +10,25 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 
-from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, plain
-from scripts.exhibits.failures import failed
-from scripts.exhibits.jobs import Computation, Outcome
-from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import Watcher, selection, sparse, train_watched, watched_training
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, selection, train_watched
+from scripts.exhibits.outcomes import row_of
+from scripts.exhibits.tables import Cell, Table
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS
 from spardl.communicators.oktopk import OkTopk, OkTopkState, Region, consensus_borders
 from spardl.communicators.steps.split import balance, equal_regions, joined, split_and_reduce
 from spardl.communicators.steps.transfer import BlockExchange, all_gather_counts
+from spardl.diagnostics.timeline.model import Work
 from spardl.method.method import Method, MethodState
-from spardl.protocol.programs import Context, Program, Team, Worker, whole_team
+from spardl.protocol.programs import Program, Team, Worker, whole_team
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Typed
 
-__all__ = ["Balance", "BalancePlan", "Snapshot", "compare", "record_loads"]
+__all__ = ["Balance", "Snapshot", "compare", "record_loads"]
 
 BASIS = Basis(
     simulated="the cluster; seconds of messages, from rounds and the busiest worker's bytes on a modelled network",
@@ -58,21 +57,18 @@ class Snapshot(NamedTuple):
 
 
 @dataclass
-class _Recorder(Watcher):
-    step: int
+class _Recorder(Trace):
+    """Copies the selections of all workers, and the regions."""
+
     own: list[SparseVector] = field(default_factory=list)
     borders: list[int] = field(default_factory=list)
-    wanted: int = 0
 
-    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies the selection of the worker in the observed step."""
-        if state.step != self.step:
-            return
+    def start(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Copies the selection of the worker."""
         assert isinstance(state.communication, OkTopkState)
         chosen = selection(method, worker, state)
         self.own.append(SparseVector(chosen, state.memory[chosen], state.memory.numel()))
         self.borders = state.communication.borders.tolist()
-        self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
 
 
 class Sent(NamedTuple):
@@ -90,7 +86,8 @@ class Sent(NamedTuple):
 
     def on(self, network: Network, scale: float) -> float:
         """Seconds on a network, for a gradient scaled by a factor."""
-        return self.rounds * network.alpha + self.busiest * network.beta * scale
+        work = Work.of(0.0, self.rounds, self.busiest, network)
+        return work.latency + work.bandwidth * scale
 
 
 def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:
@@ -106,7 +103,7 @@ def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:
     Raises:
         ConfigError: if the configuration is invalid.
     """
-    recorder = _Recorder(steps - 1)
+    recorder = _Recorder(first=steps - 1)
     train_watched(words, steps, recorder)
     snapshot = Snapshot(recorder.own, recorder.borders, recorder.wanted)
     ways = {name: sent._asdict() for name, sent in compare(snapshot).items()}
@@ -192,35 +189,6 @@ def _largest(sums: Sequence[SparseVector], k: int) -> list[SparseVector]:
     return [SparseVector(block.indices[large], block.values[large], block.length) for block, large in chosen]
 
 
-class Published(NamedTuple):
-    """A published model and the small model that represents it.
-
-    Attributes:
-        case: Case with the small model.
-        entries: Parameters of the published model, to which bytes are scaled.
-    """
-
-    case: Case
-    entries: int
-
-
-@dataclass(frozen=True)
-class BalancePlan:
-    """Plan of one size preset.
-
-    Attributes:
-        cases: Tasks and their counterparts in the paper.
-        words: Arguments that all trainings share.
-        steps: Number of steps of each training; the last one is observed.
-        cost: Approximate duration of all runs.
-    """
-
-    cases: tuple[Published, ...]
-    words: tuple[str, ...]
-    steps: int
-    cost: str
-
-
 class Kind(NamedTuple):
     """A comparison of two ways.
 
@@ -243,37 +211,28 @@ KINDS = (
 
 
 @dataclass(frozen=True)
-class Balance(Planned):
-    """Three comparisons with one row per case, and the loads of all workers as figures.
+class Balance(TracedExhibit):
+    """Three comparisons with one row per case, and the loads of all workers as figures; the last step is observed.
 
     Attributes:
-        plans: Plan by size preset.
         network: Preset of the network that determines the seconds.
+        entries: Parameters of the published models, to which bytes are scaled, by name of the case.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
-    plans: ByScale[BalancePlan]
     network: str
-    basis: Basis = BASIS
-    note: str = ""
+    entries: Mapping[str, int]
+    basis: Basis = field(default=BASIS, kw_only=True)
+    traced = "loads"
+    trace = record_loads
 
-    def job(self, plan: BalancePlan, published: Published) -> Computation:
-        """Job of one training."""
-        words = (*plan.words, *published.case.words)
-        return watched_training(self.name, "loads", record_loads, words, plan.steps)
-
-    def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
-        plan = at(scale, self.plans)
-        return [self.job(plan, published) for published in plan.cases]
+    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+        """One variant; the words of the plan name the method."""
+        return {"": ()}
 
     def caption(self, scale: str) -> str:
         """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
-        cases = "; ".join(f"{each.case.name} ({each.entries:,} entries): {each.case.what}" for each in plan.cases)
+        cases = "; ".join(f"{case.name} ({self.entries[case.name]:,} entries): {case.what}" for case in plan.cases)
         return (
             f"{cases}. Selections in step {plan.steps - 1}, with the regions of that step, which Ok-Topk chose "
             "up to 64 steps before, or with new ones. Busiest worker: the most KB that a worker sends or receives, of "
@@ -286,18 +245,16 @@ class Balance(Planned):
         """Tables of the results."""
         return [self._table(at(scale, self.plans), kind, results) for kind in KINDS]
 
-    def _table(self, plan: BalancePlan, kind: Kind, results: Results) -> Table:
-        rows = []
-        for published in plan.cases:
-            job = self.job(plan, published)
-            rows.append(Row(published.case.title, self._cells(results.of(job), published.entries, kind), [job]))
-        return Table(f"{self.title}, {kind.title}", _columns(kind), rows)
+    def _table(self, plan: TracePlan, kind: Kind, results: Results) -> Table:
+        columns, rows = _columns(kind), []
+        for case in plan.cases:
+            job, cells = self.job(plan, case, ""), partial(self._cells, self.entries[case.name], kind)
+            rows.append(row_of(case.title, job, results.of(job), len(columns) - 1, cells))
+        return Table(f"{self.title}, {kind.title}", columns, rows)
 
-    def _cells(self, outcome: Outcome, entries: int, kind: Kind) -> list[Cell]:
-        if outcome.reason is not None:
-            return failed([outcome], len(_columns(kind)) - 1)
-        ways = [Sent(**outcome.data["ways"][name]) for name in kind.ways]
-        network, scale = PRESETS[self.network], entries / outcome.data["length"]
+    def _cells(self, entries: int, kind: Kind, data: Mapping[str, Any]) -> list[Cell]:
+        ways = [Sent(**data["ways"][name]) for name in kind.ways]
+        network, scale = PRESETS[self.network], entries / data["length"]
         unequal = [max(way.loads) * len(way.loads) / sum(way.loads) for way in ways]
         bare = [way.busiest / 1e3 for way in ways]
         full = [way.on(network, scale) for way in ways]
@@ -310,21 +267,14 @@ class Balance(Planned):
         caption = "Entries of each worker over the mean of all, without (grey) and with balancing (blue)"
         return [
             Picture(
-                f"loads {published.case.name} {kind.ways[1]}",
+                f"loads {case.name} {kind.ways[1]}",
                 caption,
-                partial(self._draw, plan, published, kind, results),
-                f"{published.case.title}; {kind.title.lower()}, {' and '.join(kind.ways)}",
+                partial(_draw_loads, results.of(self.job(plan, case, "")).data.get("ways", {}), kind.ways),
+                f"{case.title}; {kind.title.lower()}, {' and '.join(kind.ways)}",
             )
             for kind in KINDS
-            for published in plan.cases
+            for case in plan.cases
         ]
-
-    def _draw(self, plan: BalancePlan, published: Published, kind: Kind, results: Results, figure: Any) -> None:
-        outcome = results.of(self.job(plan, published))
-        figure.set_size_inches(SIZE[0], 2.0)
-        axes = figure.subplots()
-        plain(axes, "worker", "load / mean", grid="y")
-        _draw_loads(axes, [] if outcome.reason else [(name, outcome.data["ways"][name]) for name in kind.ways])
 
 
 def _columns(kind: Kind) -> list[str]:
@@ -343,13 +293,16 @@ def _columns(kind: Kind) -> list[str]:
     ]
 
 
-def _draw_loads(axes: Any, ways: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
-    """Grouped bars on a linear axis, because some loads are zero and the bars have equal sums."""
-    looks = palette.looks(name for name, _ in ways)
-    for number, (name, sent) in enumerate(ways):
-        mean = sum(sent["loads"]) / len(sent["loads"])
-        places = [worker + 0.4 * number - 0.2 for worker in range(len(sent["loads"]))]
-        axes.bar(places, [load / mean for load in sent["loads"]], 0.4, color=looks[name].color)
+def _draw_loads(ways: Mapping[str, Mapping[str, Any]], names: Sequence[str], figure: Any) -> None:
+    """Grouped bars on a linear axis, because some loads are zero and the bars have equal sums; none after a failure."""
+    figure.set_size_inches(SIZE[0], 2.0)
+    axes, looks = figure.subplots(), palette.looks(name for name in names if name in ways)
+    plain(axes, "worker", "load / mean", grid="y")
+    for number, (name, look) in enumerate(looks.items()):
+        loads = ways[name]["loads"]
+        mean = sum(loads) / len(loads)
+        places = [worker + 0.4 * number - 0.2 for worker in range(len(loads))]
+        axes.bar(places, [load / mean for load in loads], 0.4, color=look.color)
     axes.axhline(1, color=palette.SOFT, linewidth=0.9)
     axes.locator_params(axis="x", integer=True, nbins=9)
     axes.locator_params(axis="y", nbins=5)

@@ -7,10 +7,9 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from scripts.exhibits.base import Results, at
-from scripts.exhibits.failures import NOT_RUN_YET, any_failed, succeeded
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
-from scripts.exhibits.measures import final_metric
-from scripts.exhibits.statistics import INTERVAL, LEAST, Range, difference, seeds
+from scripts.exhibits.measures import INTERVAL, LEAST, Range, difference, final_metric, seeds
+from scripts.exhibits.outcomes import NOT_RUN_YET, any_failed, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = ["Contrasts", "Pair"]

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts import choices, complexity
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Results, at
-from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters import SimulatedCluster
 from spardl.method.method import Method
@@ -160,14 +160,9 @@ class CountedCosts(Exhibit):
         workers: Numbers of workers by size preset.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, Counted]
     workers: ByScale[tuple[int, ...]]
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
 
     def job(self, method: str, workers: int) -> Computation:
         """Job of one method with one number of workers."""

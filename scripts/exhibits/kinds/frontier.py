@@ -4,24 +4,22 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from statistics import mean, median
 from typing import Any, NamedTuple
 
 from scripts.benchmarks.ddp_hooks import ALONE
-from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
+from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Job, Outcome
-from scripts.exhibits.kinds.crossings import between, stretches
 from scripts.exhibits.kinds.frontier_work import CALM, TURNS, Course, Entrant
+from scripts.exhibits.kinds.races import between, stretches
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
-from scripts.exhibits.machines import machines
-from scripts.exhibits.measures import Curve, figure_of
-from scripts.exhibits.statistics import spread
+from scripts.exhibits.measures import Curve, figure_of, spread
+from scripts.exhibits.outcomes import any_failed, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Target, reached
 
@@ -70,14 +68,7 @@ class Frontier(Exhibit):
         courses: Courses by size preset, one per task.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
-    basis: Basis
     courses: ByScale[Sequence[Course]]
-    note: str = field(default="", kw_only=True)
-    leads: bool = field(default=False, kw_only=True)
 
     def jobs(self, scale: str) -> Sequence[Job]:
         """All jobs; those that measure time come last."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from statistics import median
 from typing import Any, NamedTuple
@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import failed
 from scripts.exhibits.kinds.gpu import basis_of
 from scripts.exhibits.kinds.lab import EDITION, LINKS, Measurement, asleep, in_lab, slept, typed
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
@@ -88,15 +88,10 @@ class LabUpdates(Exhibit):
         model: The model, for readers.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, str]
     courses: ByScale[Course]
     model: str
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
 
     def assumes(self, scale: str) -> Sequence[str]:
         """Models whose passes are assumed, not measured."""

@@ -2,43 +2,151 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import partial
+from itertools import accumulate
 from statistics import mean
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation
-from scripts.exhibits.kinds.eager import CountedTopK, EagerSparDL, Tally
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import WatchedPlan, Watcher, sparse, train_watched, watched_training
+from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, sparse, train_watched
 from scripts.exhibits.kinds.xi import largest_of
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
-from spardl.communicators.spardl import SparDL
+from spardl.communicators.base import Synchronization
+from spardl.communicators.spardl import Blocks, SparDL, SparDLState, srs_rounds
+from spardl.communicators.steps.doubling import Target
+from spardl.communicators.steps.split import cut_apart
+from spardl.communicators.steps.transfer import BlockExchange
 from spardl.compressors import TopK
 from spardl.compressors.base import SparseCompressor
 from spardl.method.method import Method, MethodState
 from spardl.method.residuals import GlobalResidual
-from spardl.protocol.programs import Context, Worker
-from spardl.vector.layout import Layout
-from spardl.vector.sparse import SparseVector, Sum
+from spardl.protocol.programs import Context, Phase, Program, State, Team, Worker, whole_team
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Layout, Range
+from spardl.vector.packing import Slot
+from spardl.vector.sparse import SparseVector, Sum, concatenate
 
-__all__ = ["Laziness", "compare_selections", "ways"]
+__all__ = ["CountedTopK", "EagerSparDL", "Laziness", "Tally", "compare_selections", "ways"]
 
-BASIS = Basis(
-    simulated="the cluster: all workers in one process; no seconds",
-    measured="in every step of real trainings with SparDL, lazy as it is: what either way makes of the same gradients "
-    "and residuals",
-    assumed="nothing",
+
+@dataclass
+class Tally:
+    """Counts selections.
+
+    Attributes:
+        selections: Number of selections.
+        entries: Number of entries that they searched.
+    """
+
+    selections: int = 0
+    entries: int = 0
+
+    def note(self, entries: Iterable[int]) -> None:
+        """Adds one selection for each number of searched ``entries``."""
+        found = list(entries)
+        self.selections += len(found)
+        self.entries += sum(found)
+
+
+@dataclass(frozen=True)
+class CountedTopK(TopK):
+    """Exact top-k that counts its selections.
+
+    Attributes:
+        tally: Counter of the selections.
+    """
+
+    tally: Tally = field(default_factory=Tally, compare=False)
+
+    def selector(self, context: Context, state: State) -> Select:
+        """Selector that counts the entries that it reads."""
+        select = super().selector(context, state)
+
+        def counted(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
+            self.tally.note(part.stop - part.start for part in parts)
+            return select(accumulated, parts)
+
+        return counted
+
+
+@dataclass(frozen=True)
+class EagerSparDL(SparDL):
+    """SparDL without lazy sparsification and without teams.
+
+    Every block is sparsified at the beginning and again after each addition. Entries that are not selected go to the
+    residual and are not considered again in this synchronization. Rounds and words are equal to those of SparDL.
+
+    Attributes:
+        tally: Counter of the selections after additions; the compressor counts those at the beginning.
+
+    Raises:
+        ConfigError: if there is more than one team.
+    """
+
+    tally: Tally = field(default_factory=Tally, compare=False)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.teams != 1:
+            raise ConfigError(f"eager selection is for one team, got communicator.teams={self.teams}; use teams=1")
+
+    @property
+    def splits(self) -> bool:
+        """False: this communicator cannot be split into halves."""
+        return False
+
+    def reduce(self, sync: Synchronization[SparseCompressor, SparDLState]) -> Program[Sum]:
+        """Reduces with a selection after every addition."""
+        team = whole_team(sync.context.worker)
+        blocks = Blocks(sync.context.layout.length, team.size, -(-sync.compressor.count(sync.context) // team.size))
+        select = sync.compressor.selector(sync.context, sync.compression)
+        block = yield from self._reduce_scatter(team, sync.accumulated, blocks, select)
+        return (yield from BlockExchange.of(sync.accumulated).all_gather_joined(team, block, blocks.slots))
+
+    def _reduce_scatter(
+        self, team: Team, accumulated: Accumulator, blocks: Blocks, select: Select
+    ) -> Program[SparseVector]:
+        """Rounds of SparDL with blocks that are sparse from the beginning."""
+        yield Phase.SELECT
+        held = [accumulated.take([part], select) for part in blocks.parts]
+        transport = BlockExchange.of(accumulated)
+        for distance, size in srs_rounds(team.size):
+            outgoing, incoming = ([team.at(first + each) for each in range(size)] for first in (distance, 0))
+            arrived = yield from transport.exchange(
+                to=team.rank(distance),
+                vector=concatenate([held[number] for number in outgoing]),
+                slot=_room(blocks, outgoing),
+                source=team.rank(-distance),
+                coming=_room(blocks, incoming),
+            )
+            borders = list(accumulate((blocks.slots[number].length for number in incoming), initial=0))
+            for number, block in zip(incoming, cut_apart(arrived, borders), strict=True):
+                self.tally.note([len(held[number]) + len(block)])
+                target = Target(accumulated, blocks.parts[number].start, blocks.slots[number])
+                held[number] = target.add_up([held[number], block], holders=1)
+        return held[team.position]
+
+
+def _room(blocks: Blocks, numbers: Sequence[int]) -> Slot:
+    slots = [blocks.slots[number] for number in numbers]
+    return Slot(sum(slot.capacity for slot in slots), sum(slot.length for slot in slots))
+
+
+BASIS = basis_of_trace(
+    "in every step of real trainings with SparDL, lazy as it is: what either way makes of the same gradients "
+    "and residuals"
 )
 LAZY, EAGER = "lazily", "at once"
 COLUMNS = (
@@ -96,32 +204,23 @@ def ways(compressor: SparseCompressor) -> dict[str, _Way]:
 
 
 @dataclass
-class _Both(Watcher):
-    """Runs both variants on the vectors of all workers, once all workers have started a synchronization."""
+class _Both(Trace):
+    """Runs both variants on the vectors of all workers."""
 
     ways: dict[str, _Way] = field(default_factory=dict)
-    vectors: dict[int, Tensor] = field(default_factory=dict)
     layout: Layout = field(default_factory=lambda: Layout.flat(0))
-    wanted: int = 0
     same: list[float] = field(default_factory=list)
 
-    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies the vector of the worker."""
-        compressor = sparse(method)
-        self.ways = self.ways or ways(compressor)
-        self.wanted, self.layout = compressor.count(Context(worker, state.layout, state.step)), state.layout
-        self.vectors[worker.rank] = state.memory.clone()
+    def start(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Makes both variants of the method in the first step."""
+        self.ways, self.layout = self.ways or ways(sparse(method)), state.layout
 
-    def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """Runs both variants at the first result of a step, when the vectors of all workers are known."""
-        if len(self.same) == step:
-            self._look([self.vectors[rank] for rank in sorted(self.vectors)])
-
-    def _look(self, vectors: Sequence[Tensor]) -> None:
+    def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
+        """Runs both variants."""
         best = largest_of(torch.stack(list(vectors)).mean(0), self.wanted)
         found = {name: way.average(self.layout, vectors) for name, way in self.ways.items()}
-        for name, average in found.items():
-            self.ways[name].judge(average.dense(), best)
+        for name, own in found.items():
+            self.ways[name].judge(own.dense(), best)
         kept = torch.isin(found[EAGER].indices, found[LAZY].indices, assume_unique=True)
         self.same.append(kept.double().mean().item())
 
@@ -158,48 +257,33 @@ def compare_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Laziness(Planned):
-    """Trainings with SparDL: one row per variant, and the sent mass by step.
+class Laziness(TracedExhibit):
+    """Trainings with SparDL: one row per way to sparsify, and the sent mass by step."""
 
-    Attributes:
-        plans: Plan by size preset.
-    """
+    basis: Basis = field(default=BASIS, kw_only=True)
+    traced = "lazy"
+    trace = compare_selections
 
-    name: str
-    title: str
-    source: str
-    shows: str
-    plans: ByScale[WatchedPlan]
-    basis: Basis = BASIS
-    note: str = ""
-
-    def job(self, plan: WatchedPlan, case: Case) -> Computation:
-        """Job of one training."""
-        words = (*plan.words, *case.words, "compressor=spardl")
-        return watched_training(self.name, "lazy", compare_selections, words, plan.steps)
-
-    def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
-        plan = at(scale, self.plans)
-        return [self.job(plan, case) for case in plan.cases]
+    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+        """SparDL as it is."""
+        return {"": ("compressor=spardl",)}
 
     def caption(self, scale: str) -> str:
         """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
-        cases = "; ".join(case.title for case in plan.cases)
         return (
-            f"{cases}. {plan.steps} steps of training with SparDL without teams; both ways get the same gradients and "
-            "residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or is complete. At "
-            "once: every block is cut at the beginning and again after each addition; removed entries go to the "
-            "residual, and later additions do not bring them back. Mass: the sum of magnitudes of the average, over "
-            "that of the k largest entries of the mean of all workers' vectors; distance: of the average from these, "
-            f"over their norm. Rounds and words are equal. {' '.join(plan.words)}"
+            f"{plan.titles}. {plan.steps} steps of training with SparDL without teams; both ways get the same "
+            "gradients and residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or "
+            "is complete. At once: every block is cut at the beginning and again after each addition; removed "
+            "entries go to the residual, and later additions do not bring them back. Mass: the sum of magnitudes of "
+            "the average, over that of the k largest entries of the mean of all workers' vectors; distance: of the "
+            f"average from these, over their norm. Rounds and words are equal. {' '.join(plan.words)}"
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """Tables of the results."""
         plan = at(scale, self.plans)
-        rows = [row for case in plan.cases for row in self._rows(self.job(plan, case), case, results)]
+        rows = [row for case in plan.cases for row in self._rows(self.job(plan, case, ""), case, results)]
         return [Table(self.title, COLUMNS, rows)]
 
     def _rows(self, job: Computation, case: Case, results: Results) -> list[Row]:
@@ -211,13 +295,10 @@ class Laziness(Planned):
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """Figures of the results."""
-        plan = at(scale, self.plans)
-        found = [(case, results.of(self.job(plan, case))) for case in plan.cases]
         caption = "Mass that is sent over the most that is possible, by step, if blocks are cut lazily and at once"
         return [
-            Picture(case.name, caption, partial(_draw, outcome.data), case.title, palette.looks((LAZY, EAGER)))
-            for case, outcome in found
-            if outcome.reason is None
+            Picture(case.name, caption, partial(_draw, data), case.title, palette.looks((LAZY, EAGER)))
+            for case, data in self.finished(scale, results)
         ]
 
 

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from scripts import bench_schedules
-from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
+from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.sheets import Chart, Dots, Figures
-from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.gpu import basis_of
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
@@ -61,11 +61,6 @@ class Computed(Exhibit):
         compresses: Whether the function also assumes the times of compressors.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
-    basis: Basis
     function: Callable[..., Mapping[str, Any]]
     arguments: ByScale[tuple[tuple[str, Any], ...]]
     shell: str
@@ -73,8 +68,6 @@ class Computed(Exhibit):
     charts: tuple[Chart, ...] = (Dots("value"),)
     time: str = "seconds"
     recipe: int = 1
-    note: str = ""
-    leads: bool = False
     sizes: Mapping[str, int] = field(default_factory=dict)
     compresses: bool = False
 

@@ -6,25 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
+from itertools import groupby, pairwise, product
 from pathlib import Path
 from statistics import mean
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
-from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
+from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.failures import failed, succeeded
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
-from scripts.exhibits.machines import UNKNOWN, machines
-from scripts.exhibits.measures import Curve, in_words, metric_curve
-from scripts.exhibits.statistics import spread
+from scripts.exhibits.measures import Curve, in_words, metric_curve, spread
+from scripts.exhibits.outcomes import UNKNOWN, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, reached, tried
 
-__all__ = ["Course", "Entrant", "Lap", "Race", "raced"]
+__all__ = ["Course", "Entrant", "Lap", "Race", "Stretch", "between", "raced", "stretches"]
 
 SCRIPT = "scripts/bench_accuracy.py"
 # Allowed shortfall of the target from the dense metric, and number of final tests whose mean is that metric: the
@@ -117,13 +115,7 @@ class Race(Exhibit):
         recipe: Recipe of the jobs, see :class:`Computation`.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
-    basis: Basis
     courses: ByScale[Course]
-    note: str = field(default="", kw_only=True)
     recipe: int = field(default=1, kw_only=True)
 
     def job(self, course: Course, gbit: float, entrant: Entrant, seed: int) -> Lap:
@@ -311,3 +303,62 @@ def _faster(good: Sequence[Outcome], dense: Sequence[Outcome], target: Target | 
         return Cell("none, because not all seeds reached it")
     ratios = [one / other for one, other in zip(theirs, ours, strict=True)]
     return Cell(f"{mean(theirs) / mean(ours):.3g} ({min(ratios):.3g}..{max(ratios):.3g})", mean(theirs) / mean(ours))
+
+
+# Seconds by bandwidth in Mbit/s.
+Paces: TypeAlias = Mapping[float, float]
+# Steps of the search from one measured bandwidth to the next.
+STEPS = 200
+
+
+class Stretch(NamedTuple):
+    """A range of bandwidths with the same fastest way.
+
+    Attributes:
+        low: Lower end in Mbit/s.
+        high: Upper end in Mbit/s.
+        name: Name of the fastest way.
+    """
+
+    low: float
+    high: float
+    name: str
+
+
+def between(paces: Paces, bandwidth: float) -> float:
+    """Seconds at a bandwidth: measured, or interpolated linearly in seconds per bit.
+
+    Args:
+        paces: Measured seconds by bandwidth.
+        bandwidth: Bandwidth in Mbit/s within the measured range.
+    """
+    known = sorted(paces)
+    low = max(each for each in known if each <= bandwidth)
+    high = min(each for each in known if each >= bandwidth)
+    if low == high:
+        return paces[low]
+    share = (1 / low - 1 / bandwidth) / (1 / low - 1 / high)
+    return paces[low] + share * (paces[high] - paces[low])
+
+
+def stretches(ways: Mapping[str, Paces]) -> list[Stretch]:
+    """The fastest method, from the smallest measured bandwidth to the largest.
+
+    Args:
+        ways: Measured seconds of each way, all at the same bandwidths.
+    """
+    if not ways:
+        return []
+    grid = _grid(sorted(next(iter(ways.values()))))
+    best = [(each, min(ways, key=lambda name: between(ways[name], each))) for each in grid]
+    runs = [(name, [place for place, _ in run]) for name, run in groupby(best, key=lambda pair: pair[1])]
+    starts = [run[0] for _, run in runs] + [grid[-1]]
+    return [Stretch(low, high, name) for (name, _), (low, high) in zip(runs, pairwise(starts), strict=True)]
+
+
+def _grid(known: Sequence[float]) -> list[float]:
+    """Bandwidths between the measured ones, spaced by equal factors."""
+    inner = [
+        low * math.exp(step / STEPS * math.log(high / low)) for low, high in pairwise(known) for step in range(STEPS)
+    ]
+    return [*inner, known[-1]]

@@ -13,12 +13,12 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.fields import Fields, draw_factors
-from scripts.exhibits.failures import failed
+from scripts.exhibits.charts.curves import Fields, draw_factors
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.counts import Cycle
 from scripts.exhibits.kinds.gpu import MODELS, Model, basis_of, measured_models
 from scripts.exhibits.kinds.updates import Contender, Parts, cycle_of, predict
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
@@ -160,10 +160,6 @@ class Regimes(Exhibit):
         sizes: Costs of the models by key of ``gpu.MODELS``.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, Contender]
     formulas: Mapping[str, Formula]
     ours: str
@@ -177,8 +173,7 @@ class Regimes(Exhibit):
     latencies: tuple[float, ...]
     bandwidths: tuple[float, ...]
     settings: tuple[tuple[str, str], ...]
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
     sizes: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def assumes(self, scale: str) -> Sequence[str]:

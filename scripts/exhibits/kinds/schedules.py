@@ -15,10 +15,11 @@ from scripts.exhibits.kinds.predictions import Files, by_network, sheet
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline import model as schedules
-from spardl.diagnostics.timeline.model import Lane, Timeline
+from spardl.diagnostics.timeline.model import Lane, Timeline, in_backward
+from spardl.schedules.fusion import Linear
 from spardl.schedules.tuning import Tuner
 
-__all__ = ["OTHERS", "breakdown", "no_fusion", "scaling", "speed", "tuning"]
+__all__ = ["OTHERS", "PARTITIONS", "breakdown", "fused_scaling", "fusion", "no_fusion", "scaling", "speed", "tuning"]
 
 OTHERS = ("WFBP (per layer)", "DDP-like 25 MB", "buckets tuned", "MG-WFBP")
 ALONE = ("WFBP (per layer)", "DeAR per layer", "DeAR tuned")
@@ -172,3 +173,57 @@ def _regular(curve: Curve, trials: int, seed: int) -> float:
 SEARCHES: Mapping[str, Callable[[Curve, int, int], float]] = MappingProxyType(
     {"Bayesian": _bayesian, "random": _random, "grid": _regular}
 )
+
+
+WORKERS = 16
+METHODS = (*bench_schedules.FUSED, "none")
+APART, BETTER = "alone / fused", "best other / fused"
+BUCKETS = f"{schedules.BUCKET_MB:g} MB buckets"
+PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
+
+
+def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple[str, str], list[float]]:
+    """Seconds of an iteration by model and method for each partition, and without communication."""
+    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+    lines = bench_schedules.assumed_compression(WORKERS)
+    found = {}
+    for method in METHODS:
+        with choices.composing():
+            made = choices.build(method, "warmup.steps=0")
+        compressing = lines.get(method, Linear(0.0, 0.0))
+        cost = schedules.MethodCosts.of(made, WORKERS, PRESETS[network], compressing).whole
+        for model, profile in profiles.items():
+            cuts = (
+                schedules.groups_by_size(0, profile, cost),
+                schedules.groups_by_size(schedules.BUCKET_MB, profile, cost),
+                schedules.groups_by_size(float("inf"), profile, cost),
+                schedules.fused(profile, cost),
+            )
+            alone = profile.forward + profile.backward + profile.update * sum(profile.entries)
+            found[model, method] = [*(in_backward(profile, groups, cost).seconds for groups in cuts), alone]
+    return found
+
+
+def fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
+    """Seconds of an iteration by layer, with buckets, with one group for the model, and with LayerFusion."""
+
+    def rows(network: str) -> dict[str, list[float]]:
+        return {
+            f"{model}, {method}": [*others, fused, others[0] / fused, min(others) / fused]
+            for (model, method), (*others, fused, _) in _seconds(models, network, measured).items()
+        }
+
+    columns = ("model, method", *PARTITIONS, APART, BETTER)
+    return by_network(f"Seconds of an iteration, {WORKERS} workers", columns, rows)
+
+
+def fused_scaling(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
+    """Share of the ideal speed that 16 workers reach."""
+
+    def rows(network: str) -> dict[str, list[float]]:
+        return {
+            f"{model}, {method}": [alone / seconds for seconds in partitions]
+            for (model, method), (*partitions, alone) in _seconds(models, network, measured).items()
+        }
+
+    return by_network(f"Scaling efficiency at {WORKERS} workers", ("model, method", *PARTITIONS), rows)

@@ -8,8 +8,6 @@ from functools import partial
 from statistics import mean
 
 from scripts.exhibits.base import Picture, Results, at
-from scripts.exhibits.failures import failed
-from scripts.exhibits.kinds.study_pictures import draw_axes, draw_grid
 from scripts.exhibits.kinds.study_points import (
     AXES,
     PRESET,
@@ -17,6 +15,8 @@ from scripts.exhibits.kinds.study_points import (
     Marginal,
     Point,
     best_of,
+    draw_axes,
+    draw_grid,
     held_out,
     marginals,
     points,
@@ -24,9 +24,8 @@ from scripts.exhibits.kinds.study_points import (
 from scripts.exhibits.kinds.study_rates import DENSE
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, seconds_cell
-from scripts.exhibits.machines import machines
-from scripts.exhibits.measures import final_metric, share_of_bytes
-from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
+from scripts.exhibits.measures import INTERVAL, final_metric, share_of_bytes, shown_interval, spread
+from scripts.exhibits.outcomes import failed, machines
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Tried, tried
 

@@ -9,13 +9,11 @@ from statistics import mean
 from typing import TypeAlias
 
 from scripts.exhibits.base import Picture, Results, at
-from scripts.exhibits.failures import any_failed, failed
-from scripts.exhibits.kinds.study_pictures import draw_axes
-from scripts.exhibits.kinds.study_points import PRESET, Point, best_of, held_out, points
+from scripts.exhibits.kinds.study_points import PRESET, Point, best_of, draw_axes, held_out, points
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
-from scripts.exhibits.measures import final_metric, share_of_bytes
-from scripts.exhibits.statistics import INTERVAL, shown_interval, spread
+from scripts.exhibits.measures import INTERVAL, final_metric, share_of_bytes, shown_interval, spread
+from scripts.exhibits.outcomes import any_failed, failed
 from scripts.exhibits.tables import Cell, Row, Table
 
 __all__ = ["DENSE", "StudyRates", "plain"]

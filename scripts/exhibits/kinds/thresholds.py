@@ -9,25 +9,22 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
+from torch import Tensor
+
+from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import failed
-from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import WatchedPlan, Watcher, selection, sparse, train_watched, watched_training
+from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, selection, train_watched
+from scripts.exhibits.outcomes import row_of
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.method.method import Method, MethodState
-from spardl.protocol.programs import Context, Worker
+from spardl.protocol.programs import Worker
 from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["Thresholds", "count_selected", "deviations"]
 
-BASIS = Basis(
-    simulated="the cluster: all workers in one process; no seconds",
-    measured="entries that every worker selects and sums that are kept, in every step of real trainings",
-    assumed="nothing",
-)
+BASIS = basis_of_trace("entries that every worker selects and sums that are kept, in every step of real trainings")
 PUBLISHED = 0.11
 # Counted selections, with their names in figures.
 KINDS: Mapping[str, str] = MappingProxyType({"own": "own entries", "sums": "sums that are kept"})
@@ -43,23 +40,21 @@ COLUMNS = (
 
 
 @dataclass
-class _Counts(Watcher):
-    every: int = 1
-    wanted: int = 0
-    local: dict[int, list[int]] = field(default_factory=dict)
+class _Counts(Trace):
+    """Counts the entries that each worker selects, and the sums."""
+
+    local: list[list[int]] = field(default_factory=list)
     sums: list[int] = field(default_factory=list)
 
-    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
+    def start(self, method: Method, worker: Worker, state: MethodState) -> None:
         """Counts the entries that the worker selects."""
-        if state.step % self.every:
-            return
-        self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
-        self.local.setdefault(state.step, []).append(selection(method, worker, state).numel())
+        if len(self.local) == self.looked:
+            self.local.append([])
+        self.local[-1].append(selection(method, worker, state).numel())
 
-    def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """Counts the sums, which are equal on all workers."""
-        if worker.rank == 0 and step % self.every == 0:
-            self.sums.append(len(average) if isinstance(average, SparseVector) else average.numel())
+    def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
+        """Counts the sums."""
+        self.sums.append(len(average) if isinstance(average, SparseVector) else average.numel())
 
 
 def count_selected(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
@@ -77,9 +72,9 @@ def count_selected(words: Sequence[str], steps: int, every: int = 1) -> dict[str
     Raises:
         ConfigError: if the method does not send single entries.
     """
-    counts = _Counts(every)
+    counts = _Counts(every=every)
     train_watched(words, steps, counts)
-    return {"k": counts.wanted, "local": [counts.local[step] for step in range(0, steps, every)], "sums": counts.sums}
+    return {"k": counts.wanted, "local": counts.local, "sums": counts.sums}
 
 
 class Spread(NamedTuple):
@@ -109,39 +104,27 @@ def deviations(counts: Sequence[int], wanted: int) -> Spread:
 
 
 @dataclass(frozen=True)
-class Thresholds(Planned):
+class Thresholds(TracedExhibit):
     """Methods x cases, with one table and two panels per case.
 
     Attributes:
         methods: Words of train.py by name, and whether the result is limited to about k sums.
-        plans: Plan by size preset.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, tuple[tuple[str, ...], bool]]
-    plans: ByScale[WatchedPlan]
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
+    traced = "selected"
+    trace = count_selected
 
-    def job(self, plan: WatchedPlan, case: Case, method: str) -> Computation:
-        """Job of one training."""
-        words = (*plan.words, *case.words, *self.methods[method][0])
-        return watched_training(self.name, "selected", count_selected, words, plan.steps, plan.every)
-
-    def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
-        plan = at(scale, self.plans)
-        return [self.job(plan, case, method) for case in plan.cases for method in self.methods]
+    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+        """Words of each method."""
+        return {name: words for name, (words, _) in self.methods.items()}
 
     def caption(self, scale: str) -> str:
         """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
-        cases = "; ".join(case.title for case in plan.cases)
         return (
-            f"{cases}. {plan.length}, without the dense warm-up of the papers: residuals "
+            f"{plan.titles}. {plan.length}, without the dense warm-up of the papers: residuals "
             "build up in the first steps, so the second half is given separately. Own: entries that workers select of "
             "their gradients, over all workers and steps; sums: entries kept of the total. "
             f"{' '.join(plan.words)}"
@@ -159,9 +142,12 @@ class Thresholds(Planned):
             for case in plan.cases
         ]
 
-    def _rows(self, plan: WatchedPlan, case: Case, method: str, results: Results) -> list[Row]:
+    def _rows(self, plan: TracePlan, case: Case, method: str, results: Results) -> list[Row]:
         job = self.job(plan, case, method)
-        return [Row(f"{method}, {name}", _cells(results.of(job), name), [job]) for name in self._kinds(method)]
+        return [
+            row_of(f"{method}, {name}", job, results.of(job), len(COLUMNS) - 1, partial(_cells, name))
+            for name in self._kinds(method)
+        ]
 
     def _kinds(self, method: str) -> list[str]:
         return ["own", "sums"] if self.methods[method][1] else ["own"]
@@ -185,7 +171,7 @@ class Thresholds(Planned):
             for kind, words in KINDS.items()
         ]
 
-    def _draw(self, plan: WatchedPlan, case: Case, kind: str, results: Results, figure: Any) -> None:
+    def _draw(self, plan: TracePlan, case: Case, kind: str, results: Results, figure: Any) -> None:
         axes, looks = figure.subplots(), palette.looks(self.methods)
         axes_of.plain(axes, "step", "selected / wanted, logarithmic")
         seen = [1 - PUBLISHED, 1 + PUBLISHED]
@@ -205,13 +191,10 @@ def _by_step(data: Mapping[str, Any], name: str) -> list[list[int]]:
     return kinds[name]
 
 
-def _cells(outcome: Outcome, name: str) -> list[Cell]:
-    if outcome.reason is not None:
-        return failed([outcome], len(COLUMNS) - 1)
-    steps = _by_step(outcome.data, name)
+def _cells(name: str, data: Mapping[str, Any]) -> list[Cell]:
+    steps = _by_step(data, name)
     found, later = (
-        deviations([count for step in part for count in step], outcome.data["k"])
-        for part in (steps, steps[len(steps) // 2 :])
+        deviations([count for step in part for count in step], data["k"]) for part in (steps, steps[len(steps) // 2 :])
     )
     shares = [Cell(f"{value:.3f}", value) for value in found[:3]]
     return [*shares, *(Cell(f"{value:.1%}", value) for value in (found.deviation, found.off, later.deviation))]

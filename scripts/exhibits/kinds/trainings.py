@@ -12,11 +12,18 @@ from typing import Any, NamedTuple, TypeAlias
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts.curves import draw_means, keyed_panels
 from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.failures import any_failed, failed, succeeded
 from scripts.exhibits.jobs import Labels, Outcome, Training
-from scripts.exhibits.machines import by_machine, common, machines
-from scripts.exhibits.measures import final_metric, metric_curve, share_of_bytes
-from scripts.exhibits.statistics import INTERVAL, LEAST, range_of_mean, shown_interval, spread
+from scripts.exhibits.measures import (
+    INTERVAL,
+    LEAST,
+    final_metric,
+    metric_curve,
+    range_of_mean,
+    share_of_bytes,
+    shown_interval,
+    spread,
+)
+from scripts.exhibits.outcomes import any_failed, by_machine, common, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, tried
 from scripts.pages.methods import documented
@@ -177,16 +184,10 @@ class MethodComparison(Planned):
         proposed: Methods that the paper proposes; an exhibit of variants has none and is not in the summary.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, tuple[str, ...]]
     plans: ByScale[Plan]
     basis: Basis = field(default=VIRTUAL, kw_only=True)
-    note: str = field(default="", kw_only=True)
     proposed: tuple[str, ...] = field(default=(), kw_only=True)
-    leads: bool = field(default=False, kw_only=True)
 
     def compared(self, plan: Plan) -> Sequence[str]:
         """Names of the methods that are trained."""

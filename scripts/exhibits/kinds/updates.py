@@ -12,13 +12,14 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, SMALL, plain
-from scripts.exhibits.failures import failed
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds.counts import Cycle, count_cycle
 from scripts.exhibits.kinds.gpu import MODELS, Model, basis_of, measured_models, seconds_to_compress
+from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
+from spardl.diagnostics.timeline.model import Work
 from spardl.schedules.fusion import Linear
 
 __all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "cycle_of", "predict"]
@@ -110,12 +111,8 @@ def predict(model: Model, choice: str, kinds: Cycle, workers: int, network: Netw
     """
     rounds = sum(kind["share"] * kind["rounds"] for kind in kinds)
     words, path = (sum(kind["share"] * Linear(**kind[key])(model.entries) for kind in kinds) for key in GROWING)
-    return Parts(
-        model.seconds,
-        seconds_to_compress(choice, model.entries, workers, words),
-        rounds * network.alpha,
-        path * network.beta,
-    )
+    compress = seconds_to_compress(choice, model.entries, workers, words)
+    return Parts(model.seconds, *Work.of(compress, rounds, path, network))
 
 
 @dataclass(frozen=True)
@@ -146,17 +143,12 @@ class UpdateBreakdown(Exhibit):
         models: Costs of the models by key of ``gpu.MODELS``.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     methods: Mapping[str, Contender]
     plans: ByScale[UpdatePlan]
     network: str
     density: Mapping[str, float]
     baseline: str
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
     models: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def assumes(self, scale: str) -> Sequence[str]:

@@ -1,16 +1,21 @@
-"""Traced training in the simulated cluster: observes inputs and results of synchronizations without changing them."""
+"""Traced training in the simulated cluster: observes inputs and results of synchronizations without changing them.
+
+A kind of exhibit has a :class:`Trace`, which keeps figures by step, and a :class:`TracedExhibit`, which shows them.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from scripts import choices
+from scripts.exhibits.base import Basis, ByScale, Planned, Results, at
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.trainings import Case
 from spardl.basics.errors import ConfigError
@@ -24,19 +29,29 @@ from trainer.build import build_dataset, build_plan
 from trainer.learner import Learner
 
 __all__ = [
+    "Trace",
+    "TracePlan",
+    "TracedExhibit",
     "Watched",
-    "WatchedPlan",
-    "Watcher",
+    "basis_of_trace",
     "configuration",
     "selection",
     "sparse",
     "train_watched",
-    "watched_training",
 ]
 
 
+def basis_of_trace(measured: str) -> Basis:
+    """Basis of figures that a trace measures.
+
+    Args:
+        measured: The measured quantities.
+    """
+    return Basis("the cluster: all workers in one process; no seconds", measured, "nothing")
+
+
 @dataclass(frozen=True)
-class WatchedPlan:
+class TracePlan:
     """Plan of one size preset.
 
     Attributes:
@@ -46,6 +61,7 @@ class WatchedPlan:
         cost: Approximate duration of all runs.
         every: Steps between two observations, from the first step on. Choose an odd number to observe all phases of
             Ok-Topk's periods.
+        teams: Numbers of SparDL's teams, one training each, for exhibits that compare them.
     """
 
     cases: tuple[Case, ...]
@@ -53,39 +69,103 @@ class WatchedPlan:
     steps: int
     cost: str
     every: int = 1
+    teams: tuple[int, ...] = ()
 
     @property
     def length(self) -> str:
         """Numbers of trained and observed steps, for captions."""
         return f"{self.steps:,} steps from the first one on{f', one in {self.every} looked at' * (self.every > 1)}"
 
+    @property
+    def titles(self) -> str:
+        """Titles of all tasks, for captions."""
+        return "; ".join(case.title for case in self.cases)
 
-def watched_training(
-    exhibit: str, kind: str, function: Callable[..., Any], words: Sequence[str], steps: int, every: int = 1
-) -> Computation:
-    """Job of one traced training.
 
-    Args:
-        exhibit: Name of the exhibit, for the command.
-        kind: Name of the computation, for the id.
-        function: Function of ``words`` and ``steps``, and of ``every`` if that is above 1.
-        words: Arguments of train.py.
-        steps: Number of training steps.
-        every: Steps between two observations.
+@dataclass(frozen=True)
+class TracedExhibit(Planned):
+    """Traced trainings: cases x variants.
+
+    Attributes:
+        plans: Plan by size preset.
+        traced: Name of the computation, for the id.
+        trace: Function of ``words`` and ``steps``, and of ``every`` if that is above 1.
     """
-    shell = f"python scripts/reproduce.py {exhibit} (train.py {' '.join(words)}, {steps} steps)"
-    looked = (("every", every),) if every > 1 else ()
-    return Computation(kind, function, (("words", tuple(words)), ("steps", steps), *looked), shell)
+
+    plans: ByScale[TracePlan]
+    traced: ClassVar[str]
+    trace: ClassVar[Callable[..., Mapping[str, Any]]]
+
+    @abstractmethod
+    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+        """Returns the arguments of train.py after those of the case, by name of the row; one training each."""
+
+    def job(self, plan: TracePlan, case: Case, variant: str) -> Computation:
+        """Job of one traced training."""
+        words = (*plan.words, *case.words, *self.variants(plan)[variant])
+        shell = f"python scripts/reproduce.py {self.name} (train.py {' '.join(words)}, {plan.steps} steps)"
+        looked = (("every", plan.every),) if plan.every > 1 else ()
+        arguments = (("words", words), ("steps", plan.steps), *looked)
+        return Computation(self.traced, type(self).trace, arguments, shell)
+
+    def jobs(self, scale: str) -> Sequence[Computation]:
+        """All jobs whose results the exhibit needs."""
+        plan = at(scale, self.plans)
+        return [self.job(plan, case, variant) for case in plan.cases for variant in self.variants(plan)]
+
+    def finished(self, scale: str, results: Results) -> list[tuple[Case, Mapping[str, Any]]]:
+        """Results of the first variant, by case; failed ones are missing."""
+        plan = at(scale, self.plans)
+        variant = next(iter(self.variants(plan)))
+        found = [(case, results.of(self.job(plan, case, variant))) for case in plan.cases]
+        return [(case, outcome.data) for case, outcome in found if outcome.reason is None]
 
 
-class Watcher:
-    """Observes every synchronization of every worker, without changing anything."""
+@dataclass
+class Trace:
+    """Observes synchronizations without changing them: passes on the vectors of all workers once all have started one.
+
+    Attributes:
+        first: First observed step.
+        every: Steps between two observations.
+        wanted: Number of entries that the method is to keep (k).
+        vectors: Sum of gradient and residual of each worker in the last observed step, by rank.
+        looked: Number of observed steps.
+    """
+
+    first: int = 0
+    every: int = 1
+    wanted: int = 0
+    vectors: dict[int, Tensor] = field(default_factory=dict)
+    looked: int = 0
+
+    def observes(self, step: int) -> bool:
+        """Whether a step is observed."""
+        return step >= self.first and (step - self.first) % self.every == 0
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Called before a worker synchronizes."""
+        """Copies the vector of the worker."""
+        if self.observes(state.step):
+            self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
+            self.vectors[worker.rank] = state.memory.clone()
+            self.start(method, worker, state)
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """Called when a worker has the average of a step."""
+        """Passes on all vectors at the first result of a step."""
+        if self.observes(step) and self.first + self.looked * self.every == step:
+            self.looked += 1
+            self.look([self.vectors[rank] for rank in sorted(self.vectors)], average)
+
+    def start(self, method: Method, worker: Worker, state: MethodState) -> None:
+        """Called before a worker synchronizes in an observed step."""
+
+    def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
+        """Called at the first result of an observed step.
+
+        Args:
+            vectors: Sums of gradient and residual of all workers, in the order of ranks.
+            average: The result, which is equal on all workers.
+        """
 
 
 @dataclass(frozen=True)
@@ -93,22 +173,22 @@ class Watched(Method):
     """A method that reports its inputs and results to an observer and computes the same averages.
 
     Attributes:
-        watcher: Observer.
+        trace: Observer.
     """
 
-    watcher: Watcher = Watcher()  # noqa: RUF009 - does nothing
+    trace: Trace = field(default_factory=Trace)
 
     @classmethod
-    def of(cls, method: Method, watcher: Watcher) -> Watched:
+    def of(cls, method: Method, trace: Trace) -> Watched:
         """Wraps a method with an observer."""
-        return cls(**{field.name: getattr(method, field.name) for field in fields(method)}, watcher=watcher)
+        return cls(**{each.name: getattr(method, each.name) for each in fields(method)}, trace=trace)
 
     def average(self, worker: Worker, state: MethodState, into: Tensor | None = None) -> Program[Sum]:
         """Averages and reports to the observer."""
         step = state.step
-        self.watcher.before(self, worker, state)
+        self.trace.before(self, worker, state)
         average = yield from super().average(worker, state, into)
-        self.watcher.after(worker, step, average)
+        self.trace.after(worker, step, average)
         return average
 
 
@@ -149,13 +229,13 @@ def configuration(words: Sequence[str]) -> Mapping[str, Any]:
     return choices.composed("cluster=simulated", "recipe=published", *words)
 
 
-def train_watched(words: Sequence[str], steps: int, watcher: Watcher) -> None:
+def train_watched(words: Sequence[str], steps: int, trace: Trace) -> None:
     """Trains for some steps.
 
     Args:
         words: Arguments of train.py, with ``cluster.workers`` and without dense warm-up.
         steps: Number of training steps.
-        watcher: Observer of all synchronizations.
+        trace: Observer of all synchronizations.
 
     Raises:
         ConfigError: if the configuration is invalid.
@@ -163,7 +243,7 @@ def train_watched(words: Sequence[str], steps: int, watcher: Watcher) -> None:
     with choices.composing():
         plain = configuration(words)
     plan = build_plan(plain, build_dataset(plain))
-    plan = replace(plan, method=Watched.of(plan.method, watcher))
+    plan = replace(plan, method=Watched.of(plan.method, trace))
     cluster = SimulatedCluster(plain["cluster"]["workers"], Network(alpha=0, gbit=1), count_local=False)
     plan.check(cluster.size)
     learner = Learner(plan, cluster, torch.device("cpu"))

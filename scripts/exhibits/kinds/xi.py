@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist, mean
@@ -12,25 +12,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
+from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.failures import failed
-from scripts.exhibits.jobs import Computation
-from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import WatchedPlan, Watcher, selection, sparse, train_watched, watched_training
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.kinds.watched import (
+    Trace,
+    TracedExhibit,
+    TracePlan,
+    basis_of_trace,
+    selection,
+    sparse,
+    train_watched,
+)
+from scripts.exhibits.outcomes import row_of
+from scripts.exhibits.tables import Cell, Table
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Context, Worker
 from spardl.vector.sparse import SparseVector, Sum
 
 __all__ = ["Selections", "distance", "largest_of", "measure_selections", "thresholds_of"]
 
-BASIS = Basis(
-    simulated="the cluster: all workers in one process; no seconds",
-    measured="gradients, residuals, selections and averages of every worker, in every step of real trainings",
-    assumed="nothing",
-)
+BASIS = basis_of_trace("gradients, residuals, selections and averages of every worker, in every step of real trainings")
 BINS, REACH = 80, 8.0  # bins of the distribution, and its range in standard deviations
 THRESHOLDS = ("exact", "used again", "normal fit")
 # Lines of the figure of xi by name, and their keys in the results.
@@ -84,13 +86,10 @@ def thresholds_of(vector: Tensor, chosen: Tensor, k: int) -> dict[str, float]:
 
 
 @dataclass
-class _Selections(Watcher):
-    """Observes the vectors of all workers, once all workers have started a synchronization."""
+class _Selections(Trace):
+    """Keeps both distances by observed step, and the distribution of the first worker's vector in the last step."""
 
-    last: int
-    every: int = 1
-    wanted: int = 0
-    vectors: dict[int, Tensor] = field(default_factory=dict)
+    last: int = 0
     residuals: dict[int, Tensor] = field(default_factory=dict)
     states: dict[int, MethodState] = field(default_factory=dict)
     xi: list[tuple[float, float]] = field(default_factory=list)
@@ -98,13 +97,11 @@ class _Selections(Watcher):
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
         """Copies the vector of the worker; for the first worker in the last step, also its distribution."""
+        super().before(method, worker, state)
         self.states[worker.rank] = state
-        if state.step % self.every and state.step != self.last:
-            return
-        self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
-        vector = self.vectors[worker.rank] = state.memory.clone()
         if state.step == self.last and worker.rank == 0:
-            cuts = thresholds_of(vector, selection(method, worker, state), self.wanted)
+            vector, chosen = state.memory, selection(method, worker, state)
+            cuts = thresholds_of(vector, chosen, sparse(method).count(Context(worker, state.layout, state.step)))
             scale = vector.std().item() or 1.0
             self.picture = {
                 "scale": scale,
@@ -115,16 +112,16 @@ class _Selections(Watcher):
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
         """Evaluates all vectors at the first result of a step, then keeps the residual."""
-        if len(self.xi) * self.every == step:
-            self._look(average.dense() if isinstance(average, SparseVector) else average)
-        if (step + 1) % self.every == 0:
+        super().after(worker, step, average)
+        if self.observes(step + 1):
             self.residuals[worker.rank] = self.states[worker.rank].memory.clone()
 
-    def _look(self, average: Tensor) -> None:
-        ranks = sorted(self.vectors)
-        vectors = torch.stack([self.vectors[rank] for rank in ranks])
-        before = [self.residuals.get(rank, torch.zeros_like(average)) for rank in ranks]
-        self.xi.append(distance(vectors, average, (vectors - torch.stack(before)).mean(0), self.wanted))
+    def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
+        """Evaluates the vectors of all workers."""
+        sums = average.dense() if isinstance(average, SparseVector) else average
+        before = [self.residuals.get(rank, torch.zeros_like(sums)) for rank in range(len(vectors))]
+        every = torch.stack(list(vectors))
+        self.xi.append(distance(every, sums, (every - torch.stack(before)).mean(0), self.wanted))
 
 
 def measure_selections(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
@@ -143,89 +140,59 @@ def measure_selections(words: Sequence[str], steps: int, every: int = 1) -> dict
     Raises:
         ConfigError: if the method does not send single entries.
     """
-    watcher = _Selections(steps - 1, every)
-    train_watched(words, steps, watcher)
-    xi, sent = zip(*watcher.xi, strict=True)
-    return {"k": watcher.wanted, "xi": list(xi), "sent": list(sent), "last": watcher.picture}
+    trace = _Selections(last=steps - 1, every=every)
+    train_watched(words, steps, trace)
+    xi, sent = zip(*trace.xi, strict=True)
+    return {"k": trace.wanted, "xi": list(xi), "sent": list(sent), "last": trace.picture}
 
 
 @dataclass(frozen=True)
-class Selections(Planned):
+class Selections(TracedExhibit):
     """Trainings with one method: xi by step, and the thresholds in a distribution.
 
     Attributes:
         method: Arguments of train.py that select the method.
-        plans: Plan by size preset.
     """
 
-    name: str
-    title: str
-    source: str
-    shows: str
     method: tuple[str, ...]
-    plans: ByScale[WatchedPlan]
-    basis: Basis = BASIS
-    note: str = ""
+    basis: Basis = field(default=BASIS, kw_only=True)
+    traced = "selections"
+    trace = measure_selections
 
-    def job(self, plan: WatchedPlan, case: Case) -> Computation:
-        """Job of one training."""
-        words = (*plan.words, *case.words, *self.method)
-        return watched_training(self.name, "selections", measure_selections, words, plan.steps, plan.every)
-
-    def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
-        return [self.job(at(scale, self.plans), case) for case in at(scale, self.plans).cases]
+    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+        """Arguments of the method."""
+        return {"": self.method}
 
     def caption(self, scale: str) -> str:
         """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
-        cases = "; ".join(case.title for case in plan.cases)
         return (
-            f"{cases}. {plan.length}. xi: the distance of the k largest entries of the mean of all workers' vectors "
-            "(gradient and residual) from the k largest of the mean of their separate selections, over the norm "
-            "of the mean gradient; with the average: from the average that Ok-Topk computed. "
-            "Thresholds: of the first worker in the last step; a normal fit takes the mean and the standard deviation "
-            f"of all entries. {' '.join((*plan.words, *self.method))}"
+            f"{plan.titles}. {plan.length}. xi: the distance of the k largest entries of the mean of all workers' "
+            "vectors (gradient and residual) from the k largest of the mean of their separate selections, over the "
+            "norm of the mean gradient; with the average: from the average that Ok-Topk computed. Thresholds: of the "
+            "first worker in the last step; a normal fit takes the mean and the standard deviation of all entries. "
+            f"{' '.join((*plan.words, *self.method))}"
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         """Tables of the results."""
-        kinds = (("xi", XI, _xi_cells), ("thresholds", CUTS, _cut_cells))
-        return [self._table(scale, results, *kind) for kind in kinds]
-
-    def _table(
-        self,
-        scale: str,
-        results: Results,
-        title: str,
-        columns: Sequence[str],
-        cells: Callable[[Mapping[str, Any]], list[Cell]],
-    ) -> Table:
-        rows = []
-        for case in at(scale, self.plans).cases:
-            job = self.job(at(scale, self.plans), case)
-            outcome = results.of(job)
-            made = failed([outcome], len(columns) - 1) if outcome.reason is not None else cells(outcome.data)
-            rows.append(Row(case.title, made, [job]))
-        return Table(f"{self.title}: {title}", columns, rows)
+        plan = at(scale, self.plans)
+        found = [(case.title, job, results.of(job)) for case in plan.cases for job in [self.job(plan, case, "")]]
+        return [
+            Table(f"{self.title}: {title}", columns, [row_of(*each, len(columns) - 1, cells) for each in found])
+            for title, columns, cells in (("xi", XI, _xi_cells), ("thresholds", CUTS, _cut_cells))
+        ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         """Figures of the results."""
-        plan = at(scale, self.plans)
-        found = [(case, results.of(self.job(plan, case))) for case in plan.cases]
-        key = palette.looks(THRESHOLDS)
-        xi, distribution = (
-            "xi by step, of exact selections and of the entries sent instead",
-            "Entries of one worker's gradient and residual in the last step, and where thresholds cut",
-        )
-        good = [(case, outcome.data) for case, outcome in found if outcome.reason is None]
+        good, every = self.finished(scale, results), at(scale, self.plans).every
+        xi = "xi by step, of exact selections and of the entries sent instead"
+        distribution = "Entries of one worker's gradient and residual in the last step, and where thresholds cut"
+        lines, cuts = palette.looks(XI_LINES), palette.looks(THRESHOLDS)
         return [
+            *(Picture(f"xi {case.name}", xi, partial(_draw_xi, data, every), case.title, lines) for case, data in good),
             *(
-                Picture(f"xi {case.name}", xi, partial(_draw_xi, data, plan.every), case.title, palette.looks(XI_LINES))
-                for case, data in good
-            ),
-            *(
-                Picture(f"distribution {case.name}", distribution, partial(_draw_cuts, data["last"]), case.title, key)
+                Picture(f"distribution {case.name}", distribution, partial(_draw_cuts, data["last"]), case.title, cuts)
                 for case, data in good
             ),
         ]

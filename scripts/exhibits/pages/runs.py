@@ -6,30 +6,138 @@ import json
 import shlex
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from itertools import chain
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any, NamedTuple
 
 import yaml
 from hydra.errors import HydraException
 
 from scripts import choices
-from scripts.exhibits.kept import events_in
+from scripts.exhibits.jobs import events_in
 from scripts.exhibits.measures import Curve, final_metric, last_epoch_loss, metric_curve, share_of_bytes
-from scripts.exhibits.pages.method_names import choice_of, method_name
+from scripts.exhibits.outcomes import machine_of
 from scripts.exhibits.records import is_training, read_records
+from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import DataError
 from spardl.basics.files import RECORD_BYTES, read_json, read_tail, read_text, read_yaml
+from trainer.build import CONFIGURATIONS
 from trainer.experiment import experiment_id, result_settings
 from trainer.runs import flat
 from trainer.targets import editions
 
-__all__ = ["Comparison", "Finished", "Method", "Unfinished", "caveats", "collect", "compare", "differences", "read"]
+__all__ = [
+    "CLOCKS",
+    "Comparison",
+    "Finished",
+    "Method",
+    "Unfinished",
+    "caveats",
+    "choice_of",
+    "collect",
+    "compare",
+    "differences",
+    "method_name",
+    "read",
+    "run_machines",
+    "run_table",
+    "seconds_by_machine",
+]
+
+TARGET = "_target_"
+GROUPS = ("communicator", "residual")
+
+
+class _Choice(NamedTuple):
+    """A file of conf/compressor/.
+
+    Attributes:
+        values: Settings of the compressor.
+        groups: Choices of the other groups.
+    """
+
+    values: Mapping[str, Any]
+    groups: Mapping[str, str]
+
+
+def method_name(config: Mapping[str, Any], command: str | None = None) -> str:
+    """The choice of ``compressor=``, with the communicator and the residual if they are not those of the choice.
+
+    Args:
+        config: Resolved configuration of a run.
+        command: Command line of the run, if known.
+    """
+    typed = {word.partition("=")[0]: word.partition("=")[2] for word in shlex.split(command or "")}
+    given = {group: choice_of(group, config[group][TARGET]) for group in GROUPS}
+    name = typed.get("compressor") or _nearest(config["compressor"], given)
+    own = _choices()[name].groups if name in _choices() else given
+    return ", ".join([name, *(f"{group}={choice}" for group, choice in given.items() if own.get(group) != choice)])
+
+
+def choice_of(group: str, target: str) -> str:
+    """Choice of a group of conf/ with a ``_target_``, or the bare class name if no choice has it.
+
+    Args:
+        group: Name of the group.
+        target: Dotted name of a class or function.
+    """
+    last = target.rpartition(".")[2]
+    return _targets(group).get(last, last)
+
+
+@cache
+def _targets(group: str) -> Mapping[str, str]:
+    """Choices by class name; of several choices of a class the shortest name."""
+    found: dict[str, str] = {}
+    for path in sorted((CONFIGURATIONS / group).glob("*.yaml"), key=lambda path: (-len(path.stem), path.stem)):
+        target = (yaml.safe_load(path.read_text()) or {}).get(TARGET)
+        if target:
+            found[target.rpartition(".")[2]] = path.stem
+    return found
+
+
+@cache
+def _choices() -> Mapping[str, _Choice]:
+    paths = sorted((CONFIGURATIONS / "compressor").glob("*.yaml"))
+    return {path.stem: _read(path.stem) for path in paths}
+
+
+def _read(name: str) -> _Choice:
+    """A choice, with everything that it takes over from other files of the group."""
+    content = yaml.safe_load((CONFIGURATIONS / "compressor" / f"{name}.yaml").read_text()) or {}
+    values: dict[str, Any] = {}
+    groups: dict[str, str] = {}
+    for entry in content.pop("defaults", ()):
+        if isinstance(entry, str):
+            if entry != "_self_":
+                other = _read(entry.partition("@")[0])
+                values.update(other.values)
+                groups.update(other.groups)
+        else:
+            ((key, choice),) = entry.items()
+            groups[key.removeprefix("override ").partition("@")[0].strip("/")] = choice
+    return _Choice({**values, **content}, groups)
+
+
+def _nearest(compressor: Mapping[str, Any], given: Mapping[str, str]) -> str:
+    """The choice of this class with the fewest deviations; the class name if no choice has it."""
+
+    def deviations(name: str) -> tuple[int, int, int, str]:
+        choice = _choices()[name]
+        groups = sum(choice.groups.get(group) != own for group, own in given.items())
+        values = sum(compressor.get(key) != value for key, value in choice.values.items() if key != TARGET)
+        return groups, values, len(name), name
+
+    last = compressor[TARGET].rpartition(".")[2]
+    same = [name for name, each in _choices().items() if each.values.get(TARGET, "").rpartition(".")[2] == last]
+    return min(same, key=deviations) if same else last
+
 
 NEEDED = ("metric", "final", "steps", "workers", "cluster_seconds", "step_bytes", "step_bytes_dense")
 # Groups of conf/ whose classes make up a method; a configuration without one of them is not of a run.
 PARTS = ("compressor", "communicator", "residual")
-TARGET = "_target_"
 
 
 class Finished(NamedTuple):
@@ -303,3 +411,80 @@ def caveats(runs: Iterable[Finished]) -> dict[str, list[str]]:
         for caveat in run.summary.get("caveats", ()):
             found[caveat].append(run.folder.name)
     return dict(found)
+
+
+COLUMNS = (
+    "method",
+    "task",
+    "seeds",
+    "metric",
+    "mean",
+    "standard deviation",
+    "seconds",
+    "seconds, standard deviation",
+    "clock",
+    "machine",
+    "bytes per step",
+    "sent / dense",
+    "path",
+)
+CLOCKS = {True: "virtual", False: "real"}
+
+
+def run_table(comparisons: Sequence[Comparison]) -> Table:
+    """One row per method and task.
+
+    Args:
+        comparisons: Runs by task.
+    """
+    rows = [_row(comparison, method) for comparison in comparisons for method in comparison.methods]
+    return Table("Runs", COLUMNS, rows)
+
+
+def _row(comparison: Comparison, method: Method) -> Row:
+    runs = method.runs
+    seconds = [run.seconds for run in runs] if len(run_machines(runs)) == 1 else []
+    sent = mean(run.summary["step_bytes"] for run in runs)
+    share = mean(run.share for run in runs)
+    cells = [
+        Cell(comparison.title),
+        Cell(str(len(runs)), len(runs)),
+        Cell(str(runs[0].summary["metric"])),
+        _mean([run.metric for run in runs]),
+        _deviation([run.metric for run in runs]),
+        _mean(seconds) if seconds else Cell(seconds_by_machine(runs)),
+        _deviation(seconds),
+        Cell(", ".join(sorted({CLOCKS[run.simulated] for run in runs}))),
+        Cell("; ".join(run_machines(runs))),
+        Cell(f"{sent:.4g}", sent),
+        Cell(f"{share:.2%}", share),
+        Cell("; ".join(str(run.folder) for run in runs)),
+    ]
+    return Row(method.name, cells, ())
+
+
+def _mean(values: Sequence[float]) -> Cell:
+    return Cell(f"{mean(values):.4g}", mean(values))
+
+
+def _deviation(values: Sequence[float]) -> Cell:
+    """Sample standard deviation; a dash for fewer than two values."""
+    if len(values) < 2:
+        return Cell("-")
+    found = stdev(values)
+    return Cell(f"{found:.2g}", found)
+
+
+def run_machines(runs: Sequence[Finished]) -> list[str]:
+    """Names of the machines of runs, in alphabetical order."""
+    return sorted({_machine(run) for run in runs})
+
+
+def seconds_by_machine(runs: Sequence[Finished]) -> str:
+    """Mean seconds of each machine, in the order of :func:`run_machines`: they have no common mean."""
+    groups = [[run.seconds for run in runs if _machine(run) == name] for name in run_machines(runs)]
+    return "; ".join(f"{mean(group):.4g}" for group in groups)
+
+
+def _machine(run: Finished) -> str:
+    return machine_of(run.summary.get("environment", {}))

@@ -13,17 +13,18 @@ from pathlib import Path
 from markupsafe import Markup
 
 from scripts.exhibits.base import Basis, Exhibit, Results
+from scripts.exhibits.charts.axes import drawing, drawn
 from scripts.exhibits.pages.page import Section, Source, figures, here, in_words, page, table
 from scripts.exhibits.pages.summary import HERE, contents, placed, summary
 from scripts.exhibits.pages.verdicts import Judged, Part, judged, judges
-from scripts.exhibits.tables import Row, Table
+from scripts.exhibits.tables import WRITERS, Row, Table
 from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Tried
 from scripts.exhibits.unrun import Unrun, unrun, without_unrun
 from spardl.basics.errors import DataError
 from spardl.basics.files import write_atomically
 
-__all__ = ["add", "exhibit_section", "key", "rendered", "sources", "tables_section"]
+__all__ = ["add", "exhibit_section", "key", "rendered", "sources", "tables_section", "write"]
 
 MOST_SOURCES = 12
 TITLE = "Reproduced tables and figures"
@@ -175,3 +176,26 @@ def _read(path: Path) -> Section:
         raise DataError(
             f"{path} is not a section of a report ({error}); delete it and make its exhibit again"
         ) from error
+
+
+ENDINGS = ("png", "pdf")
+
+
+def write(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> Sequence[Table]:
+    """Writes tables and figures, and returns the tables; rows that were not run are left out."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tables = without_unrun(exhibit.tables(scale, results))
+    for number, content in enumerate(tables, 1):
+        for ending, writer in WRITERS.items():
+            path = folder / f"{exhibit.name}-{scale}-{number}.{ending}"
+            write_atomically(path, writer(content).encode())
+    _draw(exhibit, scale, results, folder)
+    return tables
+
+
+def _draw(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> None:
+    for picture in exhibit.pictures(scale, results):
+        with drawing():
+            figure = drawn(picture.draw, picture.key, picture.title or picture.caption)
+            for ending in ENDINGS:
+                figure.savefig(folder / f"{exhibit.name}-{scale}-{picture.file}.{ending}", dpi=200)

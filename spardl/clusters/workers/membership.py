@@ -200,6 +200,31 @@ def find_membership(environment: Mapping[str, str]) -> Membership | None:
     return None
 
 
+def find_node(environment: Mapping[str, str]) -> tuple[int, int]:
+    """Reads the number of workers of this node, and the position of this one among them, from torchrun or srun.
+
+    Raises:
+        ConfigError: If neither started this process, a variable is invalid, or the nodes have different numbers of
+            workers.
+    """
+    if "LOCAL_WORLD_SIZE" in environment:
+        count = _number(environment, "LOCAL_WORLD_SIZE", least=1)
+        return count, _number(environment, "LOCAL_RANK", most=count - 1)
+    tasks = environment.get("SLURM_STEP_TASKS_PER_NODE")
+    if tasks is None:
+        raise ConfigError(
+            "ranks_per_node='auto' needs LOCAL_WORLD_SIZE or SLURM_STEP_TASKS_PER_NODE in the environment; start the "
+            "workers with torchrun or srun, or pass the number"
+        )
+    found = re.fullmatch(r"([1-9]\d*)(\(x\d+\))?", tasks)
+    if found is None:
+        raise ConfigError(
+            f"ranks_per_node='auto' needs equally many workers on each node, but SLURM_STEP_TASKS_PER_NODE={tasks}; "
+            "use srun --ntasks-per-node"
+        )
+    return int(found[1]), _number(environment, "SLURM_LOCALID", most=int(found[1]) - 1)
+
+
 def _port(environment: Mapping[str, str]) -> int:
     return _number(environment, "MASTER_PORT", least=1, most=2**16 - 1)
 

@@ -1,8 +1,9 @@
 """Transfer of tensors and sparse blocks between workers: all-gathers and point-to-point messages.
 
-Functions that return a ``Program`` are generators that request the messages of one member of a team. A *slot* is the
-space that a sparse vector takes in a message: its length and maximum number of entries. *Words* are the unit of costs
-in the papers: an index or a value is one word.
+Functions that return a ``Program`` are generators that yield the send and receive requests of one member of a team (the
+workers that exchange messages with each other). A *slot* describes a sparse vector in a message: the length of the
+vector and the maximum number of its entries. *Words* are the unit of costs in the papers: an index or a value is one
+word.
 """
 
 from __future__ import annotations

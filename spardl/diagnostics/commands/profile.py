@@ -75,7 +75,7 @@ def from_torchvision(name: str, sizes: Sizes) -> Job:
 
 
 def from_timm(name: str, sizes: Sizes) -> Job:
-    """Creates a job for a model of timm on square pictures of its published size."""
+    """Creates a job for a model of timm on square images of its default input size."""
     from timm import create_model  # noqa: PLC0415 - takes seconds
 
     model: Any = _built(create_model, name, pretrained=False)
@@ -131,7 +131,9 @@ def from_function(place: str) -> Job:
         raise ConfigError(f"{place} failed with {type(error).__name__}: {first_line(error)}") from error
     if not isinstance(returned, Sequence) or len(returned) != 2 or not isinstance(returned[0], nn.Module):
         got = f"({', '.join(type(each).__name__ for each in returned)})" if isinstance(returned, tuple) else returned
-        raise ConfigError(f"{place} must return a torch.nn.Module and a batch, or a loss function, got {got!r}")
+        raise ConfigError(
+            f"{place} must return a tuple (torch.nn.Module, batch) or (torch.nn.Module, loss function), got {got!r}"
+        )
     model, batch = returned
     if callable(batch):
         return Job(model, {}, lambda model, data: batch())

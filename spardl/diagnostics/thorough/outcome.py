@@ -29,7 +29,7 @@ class Place:
     Attributes:
         device: ``cuda`` or ``cpu``; on ``cpu``, sizes are smaller and Triton kernels run in Triton's interpreter.
         timeout: Timeout of every wait for another worker, in seconds.
-        seconds: Time limit of the check; measurements repeat less often if it is short.
+        seconds: Time limit of the check; measurements use fewer repetitions if it is short.
     """
 
     device: str

@@ -67,11 +67,30 @@ class Work(NamedTuple):
 
     Attributes:
         compress: Time of compression before the first message, in seconds.
-        transfer: Time of the messages, in seconds.
+        latency: Time of the messages that does not depend on their sizes, in seconds.
+        bandwidth: Time of the messages' bytes, in seconds.
     """
 
     compress: float
-    transfer: float
+    latency: float
+    bandwidth: float = 0.0
+
+    @classmethod
+    def of(cls, compress: float, rounds: float, nbytes: float, network: Network) -> Work:
+        """Returns the times of successive messages in the alpha-beta model of a network.
+
+        Args:
+            compress: Time of compression before the first message, in seconds.
+            rounds: Number of messages that follow one another.
+            nbytes: Bytes of these messages together.
+            network: Network that transfers the bytes.
+        """
+        return cls(compress, rounds * network.alpha, nbytes * network.beta)
+
+    @property
+    def transfer(self) -> float:
+        """Time of the messages, in seconds."""
+        return self.latency + self.bandwidth
 
     @property
     def seconds(self) -> float:
@@ -99,8 +118,7 @@ class GroupCost:
     def __call__(self, entries: int) -> Work:
         """Returns the times for a group of ``entries`` entries."""
         rounds, words = map(_mean, self.formula(entries))
-        seconds = rounds * self.network.alpha + words * self.word(entries) * self.network.beta
-        return Work(self.compression(entries), seconds)
+        return Work.of(self.compression(entries), rounds, words * self.word(entries), self.network)
 
     def seconds(self, entries: int) -> float:
         """Returns the seconds of compression and messages together, for functions that form groups."""

@@ -105,9 +105,9 @@ class SpardlStrategy(DDPStrategy):
         moved = any(resolve_momentum(method, each).momentum.moved for each in optimizers)
         if moved and len(optimizers) > 1:
             raise ConfigError(
-                f"this method averages the updates of one optimizer, but configure_optimizers() returned "
-                f'{len(optimizers)}; pass recipe="published" to SpardlStrategy to average gradients, or use '
-                "spardl.attach() in a loop without Lightning, with one DDP model and handle per optimizer"
+                "with Lightning, this method averages the updates of one optimizer, but configure_optimizers() returned"
+                f' {len(optimizers)}; use a method that averages gradients (SpardlStrategy("int8"), or '
+                'recipe="published"), or a loop without Lightning: spardl.attach(ddp_model, optimizer=[muon, adamw])'
             )
         if moved and trainer.gradient_clip_val:
             raise ConfigError(

@@ -15,6 +15,8 @@ from spardl.clusters import parse_network
 from tests.diagnostics.doctor.common import lines
 from tests.support.labs import in_a_lab, lab
 
+DOCTOR = f"{sys.executable} -m spardl.diagnostics.doctor"
+
 
 def in_lab(script: str, *options: str, workers: int = 4) -> subprocess.CompletedProcess[str]:
     """The doctor as every worker of a lab at 1 Gbit/s, with something done before."""
@@ -26,7 +28,7 @@ def in_lab(script: str, *options: str, workers: int = 4) -> subprocess.Completed
 @pytest.mark.skipif(not tool("iptables"), reason="needs the program iptables")
 def test_the_network_of_a_lab(tmp_path: Path) -> None:
     """A round of gloo takes the delay twice, see docs/clusters.md."""
-    done = in_lab(f"exec {sys.executable} scripts/doctor.py --out {tmp_path / 'lab.yaml'}", "--delay-ms", "4")
+    done = in_lab(f"exec {DOCTOR} --out {tmp_path / 'lab.yaml'}", "--delay-ms", "4")
     assert done.returncode == 0, done.stdout + done.stderr
     network = parse_network(str(tmp_path / "lab.yaml"))
     assert network.gbit == pytest.approx(1.0, rel=0.1)
@@ -53,8 +55,8 @@ def test_a_link_that_is_down(broken: str, said: str, tmp_path: Path) -> None:
     """Where it breaks in the middle, that is somewhere in a long row of examinations."""
     printed = tmp_path / "said.txt"
     printed.touch()
-    again = f"while {sys.executable} scripts/doctor.py --timeout 5 > {tmp_path}/$RANK.txt; do :; done"
-    first = f"while {sys.executable} scripts/doctor.py --timeout 5 > {printed}; do :; done; cat {printed}; exit 1"
+    again = f"while {DOCTOR} --timeout 5 > {tmp_path}/$RANK.txt; do :; done"
+    first = f"while {DOCTOR} --timeout 5 > {printed}; do :; done; cat {printed}; exit 1"
     # The first worker must not be ended before it has spoken.
     third = f"{broken.format(said=printed)}\n {again}; sleep 80"
     done = in_lab(f"if [ $RANK = 2 ]; then {third}; fi; if [ $RANK = 0 ]; then {first}; fi; {again}; sleep 80")
@@ -67,7 +69,7 @@ def test_a_link_that_is_down(broken: str, said: str, tmp_path: Path) -> None:
 @pytest.mark.skipif(not tool("iptables"), reason="needs the program iptables")
 def test_a_firewall_between_two(tmp_path: Path) -> None:
     wall = "if [ $RANK = 2 ]; then iptables -A INPUT -s 10.77.0.2 -j DROP; fi"
-    done = in_lab(f"{wall}; exec {sys.executable} scripts/doctor.py --timeout 5", workers=3)
+    done = in_lab(f"{wall}; exec {DOCTOR} --timeout 5", workers=3)
     assert done.returncode == 1
     found = lines(done.stdout, "FAILED")
     assert [re.sub(r"10\.77.*?\)", "..)", line).split(":")[1] for line in found] == [

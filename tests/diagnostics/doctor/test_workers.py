@@ -175,7 +175,7 @@ def test_bad_input_is_one_line(
 @pytest.mark.slow
 def test_workers_of_torchrun(tmp_path: Path) -> None:
     start = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-    words = ["scripts/doctor.py", "--device", "cpu", "--out", str(tmp_path / "network.yaml")]
+    words = ["-m", "spardl.diagnostics.doctor", "--device", "cpu", "--out", str(tmp_path / "network.yaml")]
     done = command(*words, program=(sys.executable, *start))
     assert done.returncode == 0, done.stdout + done.stderr
     topics = [line.split(":")[0] for line in lines(done.stdout, "ok")]
@@ -187,7 +187,7 @@ def test_workers_of_torchrun(tmp_path: Path) -> None:
 def test_worker_without_worker_0(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)  # the doctor itself keeps torch quiet
     environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "9"}
-    done = command("--timeout", "2", program=(sys.executable, "scripts/doctor.py"), env=environment)
+    done = command("--timeout", "2", program=(sys.executable, "-m", "spardl.diagnostics.doctor"), env=environment)
     assert done.returncode == 1
     (line,) = lines(done.stdout, "FAILED")
     assert "cannot reach worker 0 at 127.0.0.1:9: " in line

@@ -254,9 +254,9 @@ REFUSED: dict[str, tuple[Any, dict[str, Any], str]] = {
     "several optimizers": (
         one_for_each_layer,
         {},
-        "this method averages the updates of one optimizer, but configure_optimizers() returned 2; pass "
-        'recipe="published" to SpardlStrategy to average gradients, or use spardl.attach() in a loop without '
-        "Lightning, with one DDP model and handle per optimizer",
+        "with Lightning, this method averages the updates of one optimizer, but configure_optimizers() returned 2; use "
+        'a method that averages gradients (SpardlStrategy("int8"), or recipe="published"), or a loop without '
+        "Lightning: spardl.attach(ddp_model, optimizer=[muon, adamw])",
     ),
     "clipping": (
         adam,
@@ -279,6 +279,24 @@ def test_options_that_do_not_fit_updates_are_refused(tmp_path: Path, what: str) 
         return str(error.value)
 
     assert launched(work) == [expected] * 2
+
+
+def test_layers_unfrozen_during_training_are_refused(tmp_path: Path) -> None:
+    """As ``BackboneFinetuning`` does, after Lightning has wrapped the model in DDP."""
+
+    def work() -> str:
+        from lightning.pytorch.callbacks import BackboneFinetuning
+
+        model = module(lambda model: torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1))
+        model.backbone = model.net[0]
+        unfreezing = BackboneFinetuning(unfreeze_backbone_at_epoch=1, backbone_initial_lr=0.1)
+        made = trainer(tmp_path, ours(method="spardl"), 2, enable_checkpointing=False, callbacks=[unfreezing])
+        with pytest.raises(ConfigError) as error:
+            made.fit(model, loader())
+        return str(error.value)
+
+    for said in launched(work):
+        assert "was unfrozen after the model was wrapped in DDP, which does not average its gradient" in said
 
 
 def test_dear_is_refused() -> None:

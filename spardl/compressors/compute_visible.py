@@ -1,0 +1,56 @@
+"""Compute-visible sparsification: the changes of weights that a forward pass in bfloat16 would see.
+
+Source: Miahi and Belilovsky, Understanding and Exploiting Weight Update Sparsity for Communication-Efficient
+Distributed RL, 2026 (arXiv 2602.03839v2), PULSELoCo: after some local steps, each worker sends the entries of its
+weight change, plus what it has not sent before, that change the shared weight when both are rounded to bfloat16. There
+is no density: the number of entries follows from learning rate and number of local steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from spardl.compressors.base import Output, SparseCompressor
+from spardl.protocol.programs import Combination, Context, State
+from spardl.vector.accumulator import Accumulator, Select
+from spardl.vector.layout import Range
+
+__all__ = ["METHODS", "ComputeVisible"]
+
+METHODS = (Combination("compute_visible", compressor="compute_visible", communicator="allgather", residual="local"),)
+
+
+@dataclass(frozen=True)
+class ComputeVisible(SparseCompressor):
+    """Keeps the entries that change a weight rounded to bfloat16, in any number; for :class:`Outer` only.
+
+    An entry is kept if it moves its weight into another bfloat16 value: if it exceeds about 1/512 of the weight, or
+    less near the border between two values. With error feedback, smaller changes are sent once their sum is visible.
+    Smaller learning rates and more frequent exchanges send fewer entries.
+    """
+
+    name = "compute_visible"
+    output = Output.ANY_COUNT
+    absolute = True
+    needs_weights = True
+
+    def selector(self, context: Context, state: State) -> Select:
+        """Returns a function that selects all visible entries, whatever number is requested."""
+        weights = context.weights
+
+        def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
+            return torch.cat([_visible(accumulated.values, weights, *part[:2]) for part in parts])
+
+        return select
+
+
+def _visible(values: Tensor, weights: Tensor | None, start: int, stop: int) -> Tensor:
+    """Returns the int64 positions of the entries in [start, stop) that change a weight in bfloat16, shape (m,)."""
+    changes = values[start:stop]
+    before = torch.zeros_like(changes) if weights is None else weights[start:stop]
+    seen = (before - changes).bfloat16() != before.bfloat16()
+    return seen.nonzero().squeeze(1) + start

@@ -1,0 +1,334 @@
+"""Generated pages are current: scripts/docs.py, quoted tables, and break-even bandwidths."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import pytest
+
+import spardl
+from scripts import break_even as tables
+from scripts import docs, learning
+from scripts.evidence.plans import tasks_in
+from scripts.exhibits import base
+from scripts.exhibits.measures import metric_curve, shown_interval
+from scripts.exhibits.papers.catalogue import catalogue
+from scripts.exhibits.records import SHIPPED, RecordStore, on_record
+from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tried import reached
+from scripts.pages import quotes
+from scripts.pages.marked import without_missing
+from spardl.basics.errors import ConfigError
+from spardl.clusters import Network
+from spardl.clusters.profile import Profile
+from spardl.diagnostics import Advice, Choice
+from spardl.schedules.fusion import Linear
+
+# These pages take from ten seconds to minutes.
+SLOW = ("methods", "tables/break-even", "tables/claims", "tables/measurements", "tables/results", "tables/timeline")
+NAMES = "spardl/method/names.py"
+HOOKS = "docs/tables/torch-hooks.md"
+
+
+def script(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
+    monkeypatch.setattr(sys, "argv", ["docs.py", *words])
+    return docs.main()
+
+
+@pytest.fixture
+def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Two generated files in a tree of their own."""
+    for name in (NAMES, HOOKS):
+        (tmp_path / name).parent.mkdir(parents=True)
+        (tmp_path / name).write_text((ROOT / name).read_text())
+    monkeypatch.setattr(docs, "ROOT", tmp_path)
+    return tmp_path
+
+
+def _marked(name: str) -> object:
+    slow = [pytest.mark.slow, pytest.mark.timeout(900)] if name in {f"docs/{page}.md" for page in SLOW} else []
+    return pytest.param(name, marks=slow)
+
+
+@pytest.mark.parametrize("name", [_marked(name) for name in docs.pages()])
+def test_the_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script(monkeypatch, "--check", name) == 0, capsys.readouterr().err
+
+
+def test_an_edited_page_is_reported_and_written_again(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before, edited = (tree / HOOKS).read_text(), "| 1.00 |"
+    assert edited in before
+    (tree / HOOKS).write_text(before.replace(edited, "| 0.50 |"))
+    assert script(monkeypatch, "--check", NAMES, HOOKS) == 1
+    command = f"python scripts/docs.py --write {HOOKS}"
+    assert capsys.readouterr().err == f"error: {HOOKS} is out of date; write it with {command}\n"
+    inode = (tree / NAMES).stat().st_ino
+    assert script(monkeypatch, "--write", NAMES, HOOKS) == 0
+    assert (tree / HOOKS).read_text() == before
+    assert (tree / NAMES).stat().st_ino == inode
+    assert script(monkeypatch, "--check", NAMES, HOOKS) == 0
+    assert capsys.readouterr().err == ""
+
+
+def test_missing_files_are_reported(
+    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    figure = "docs/images/frontier.png"
+    (tree / NAMES).unlink()
+    assert script(monkeypatch, "--check", NAMES, figure) == 1
+    assert [line.split("; ")[0] for line in capsys.readouterr().err.splitlines()] == [
+        f"error: {NAMES} is out of date",
+        f"error: {figure} does not exist",
+    ]
+    (tree / "docs" / "images").mkdir()
+    monkeypatch.setattr(docs, "FIGURES", {figure: lambda: b"drawn"})
+    assert script(monkeypatch, "--write", NAMES, figure) == 0
+    assert (tree / figure).read_bytes() == b"drawn"
+    assert (tree / NAMES).read_text() == (ROOT / NAMES).read_text()
+
+
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["README.md"], "README.md is not a generated file; choose one from python scripts/docs.py --list"),
+        ([HOOKS], "a page must have one section '<!-- hooks: ... -->', got 0; add or remove one"),
+    ],
+)
+def test_wrong_input_is_one_line(
+    words: list[str], complaint: str, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tree / HOOKS).write_text("no marks")
+    assert script(monkeypatch, "--check", *words) == 2
+    assert capsys.readouterr().err == f"error: {complaint}\n"
+
+
+@pytest.mark.parametrize("words", [[], ["--write", "--check"], ["--list", "--check"]])
+def test_exactly_one_action_is_required(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(SystemExit):
+        script(monkeypatch, *words)
+
+
+def test_list_names_every_page_with_marks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert script(monkeypatch, "--list") == 0
+    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+    pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
+    marked = {
+        path.relative_to(ROOT).as_posix() for path in pages if ": written by scripts/docs.py -->" in path.read_text()
+    }
+    assert marked <= listed
+    assert {path.relative_to(ROOT).as_posix() for path in (ROOT / "docs" / "tables").glob("*.md")} <= listed
+    templates = {path.relative_to(ROOT).as_posix().removesuffix(".j2") for path in (ROOT / "docs").rglob("*.j2")}
+    assert templates <= listed
+    assert all((ROOT / name).is_file() for name in listed)
+
+
+def test_a_page_has_one_renderer(tree: Path) -> None:
+    mark = "<!-- x.y, smoke, table 1: written by scripts/docs.py -->"
+    (tree / HOOKS).write_text(mark)
+    with pytest.raises(ConfigError, match=f"{HOOKS} is generated, so it must not quote tables of exhibits"):
+        docs.pages()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = """# Page
+<!-- some.thing, smoke, table 2: written by scripts/docs.py -->
+old
+<!-- end of some.thing, smoke, table 2 -->
+after
+"""
+
+
+class Made:
+    """An exhibit with two tables and no work."""
+
+    def jobs(self, scale: str) -> list[Any]:
+        return []
+
+    def tables(self, scale: str, results: Any) -> list[Table]:
+        return [Table(scale, ("row", "figure"), [Row(name, [Cell("1")], [])]) for name in ("first", "second")]
+
+
+EXHIBITS: Any = {"some.thing": Made()}
+
+
+def test_a_table_is_put_between_its_marks(tmp_path: Path) -> None:
+    made = quotes.page(PAGE, EXHIBITS, tmp_path)
+    assert made == PAGE.replace("old\n", "\n| row | figure |\n| --- | --- |\n| second | 1 |\n\n")
+    assert quotes.page(made, EXHIBITS, tmp_path) == made
+    assert quotes.page("no marks", EXHIBITS, tmp_path) == "no marks"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        (PAGE.replace("some.thing", "other.thing"), "other.thing, smoke, table 2: unknown exhibit or size"),
+        (PAGE.replace("smoke", "morning"), "some.thing, morning, table 2: unknown exhibit or size"),
+        (PAGE.replace("table 2", "table 3"), "table 3: some.thing has tables 1 to 2 at this size"),
+        (PAGE.replace("end of", "the end of"), "a page must have one section"),
+    ],
+)
+def test_marks_that_name_nothing_are_refused(wrong: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quotes.page(wrong, EXHIBITS, tmp_path)
+
+
+def test_pages_leave_out_missing_runs() -> None:
+    rows = [Row("a", [Cell("1"), Cell("1, not run yet")], []), Row("b", [Cell("not run yet"), Cell("not run")], [])]
+    found = without_missing(Table("", ("row", "mean", "seeds"), rows))
+    assert [(row.name, *(cell.text for cell in row.cells)) for row in found.rows] == [("a", "1", "1")]
+
+
+def test_intervals_stay_in_the_range_of_the_metric() -> None:
+    assert shown_interval([0.99, 1.0, 1.0], "accuracy").endswith(" to 1")
+    assert shown_interval([0.99, 1.0, 1.0], "loss").endswith(" to 1.011")
+
+
+def test_the_readme_table_has_the_figures_of_the_records() -> None:
+    text = (ROOT / "README.md").read_text()
+    rows = re.findall(r"^\| (.+) \| \**([\d.]+)\** \| \**([\d.]+)%?\** \|$", text, re.MULTILINE)
+    assert [name for name, _, _ in rows] == list(README_ROWS)
+    task = next(task for task in tasks_in(learning.PLANS) if task.name == "gpt_chars_long")
+    records = on_record(ROOT / SHIPPED / "learning.jsonl")
+    for name, loss, sent in rows:
+        found = task.results(task.line(README_ROWS[name]), records)
+        assert found, name
+        runs = found[1].values()
+        assert f"{mean(each.final('loss') for each in runs):.3f}" == loss, name
+        digits = len(sent.partition(".")[2])
+        assert round(100 * mean(each.share for each in runs), digits) == float(sent), name
+
+
+def test_the_readme_speedups_are_those_of_the_records() -> None:
+    """Mean and range over seeds of the seconds that DDP needs to reach the target, relative to SparDL."""
+    race = catalogue()["spardl.time_to_accuracy"]
+    course = base.at("evening", race.courses)
+    results = base.Results.on_disk(ROOT, race.jobs("evening"), RecordStore(ROOT / SHIPPED))
+    entrants = {entrant.name: entrant for entrant in course.entrants}
+    target, curves = race.target(course, results), {}
+    assert target is not None
+    for name in ("dense DDP", "PowerSGD (torch)", "SparDL, our recipe"):
+        outcomes = race.outcomes(course, min(course.gbits), entrants[name], results)
+        curves[name] = [reached(metric_curve(each.data, each.events("eval")), target) for each in outcomes]
+    dense, power, ours = (curves[name] for name in curves)
+    ratios = [one / other for one, other in zip(dense, ours, strict=True)]
+    text = (ROOT / "README.md").read_text()
+    assert f"{mean(dense) / mean(ours):.1f}x faster than DDP ({min(ratios):.1f}x to {max(ratios):.1f}x by seed)" in text
+    assert f"{mean(power) / mean(ours):.1f}x faster than PowerSGD" in text
+
+
+# The rows of the README's table, in order, and their names in scripts/evidence/learning.yaml.
+README_ROWS = {
+    "dense": "dense",
+    "torch PowerSGD, rank 4": "powersgd",
+    "SparDL, 1%": "Adam moved, beta2 of 0.99, decay 0.98, quota per chunk",
+    "SparDL, 1%, values in 4 bits": "Adam moved, decay 0.98, values in 4 bits",
+    "single worker, no communication": "alone",
+}
+
+
+def advice(**seconds: float) -> Advice:
+    """Methods that take so many seconds."""
+    choices = [Choice(name, {}, "wfbp", taken, 0.0, 0.0) for name, taken in seconds.items()]
+    ordered = tuple(sorted(choices, key=lambda choice: choice.seconds))
+    return Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=ordered[0])
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"),
+    [
+        ({"none": 4.0, "bf16": 3.0, "topka": 2.0, "spardl": 1.0}, "4x spardl"),
+        ({"none": 4.0, "bf16": 2.0, "spardl": 1.95}, "2x bf16"),
+        ({"none": 4.0, "bf16": 5.0, "spardl": 3.9}, "dense"),
+        ({"none": 4.0, "bf16": 5.0, "spardl": 3.8}, "1.05x spardl"),
+        ({"none": 4.0, "bf16": 3.9, "spardl": 9.0}, "dense"),
+    ],
+)
+def test_the_least_that_is_lost_for_a_clear_gain(seconds: dict[str, float], said: str) -> None:
+    assert tables.winner(advice(**seconds)) == said
+
+
+def profile() -> Profile:
+    return Profile.read(ROOT / "scripts" / "profiles" / "resnet50.json").scaled(0.2)
+
+
+def line(fixed: float, per_entry: float) -> Callable[[str, Mapping[str, Any]], Linear]:
+    """Of sparse methods; a cast takes nothing."""
+    return lambda name, options: Linear(0.0, 0.0) if name == "bf16" else Linear(fixed, per_entry)
+
+
+@pytest.mark.slow
+def test_below_the_break_even_bandwidth_a_sparse_method_wins() -> None:
+    found = float(tables.break_even(profile(), 8, line(1e-3, 2e-9)))
+    below, above = (
+        tables.winner(tables.advise(profile(), Network(tables.ALPHA, gbit), 8, compressing=line(1e-3, 2e-9)))
+        for gbit in (0.9 * found, 1.1 * found)
+    )
+    assert below.endswith(("spardl", "teams", "oktopk", "topka"))
+    assert above.endswith(("dense", "bf16"))
+    assert float(tables.break_even(profile(), 8, line(1e-3, 4e-9))) < found
+
+
+def test_what_always_pays_and_what_never_does() -> None:
+    assert tables.break_even(profile(), 8, line(1e9, 0.0)) == "never"
+    assert tables.break_even(profile().scaled(1e-9), 8, line(0.0, 0.0)) == "400 and more"
+
+
+def test_measured_times_are_used(tmp_path: Path) -> None:
+    path = tmp_path / "times.json"
+    path.write_text(json.dumps({"workers": {"4": {"spardl, 2 teams": {"fixed": 1.0, "per_entry": 2.0}}}}))
+    compressing = tables.measured(path)(4)
+    assert compressing("spardl", {"density": 0.1, "teams": 2})(3) == 7.0
+    with pytest.raises(spardl.SpardlError, match=r"times.json has no times of \(4, 'spardl'\); create it again"):
+        compressing("spardl", {"teams": 1})
+    path.write_text("[]")
+    with pytest.raises(spardl.SpardlError, match=r"times.json contains no valid times .*--measure"):
+        tables.measured(path)
+
+
+def test_the_file_of_times_has_all_that_the_tables_ask_for() -> None:
+    for workers in tables.WORKERS:
+        found = tables.advise(profile(), 1, workers, compressing=tables.measured(tables.MEASURED)(workers))
+        assert all(math.isfinite(choice.seconds) for choice in found.choices)
+
+
+def test_what_a_gpu_is_assumed_to_take() -> None:
+    line = tables.COMPRESSING["spardl"]
+    for workers in (4, 64):
+        seconds = tables.assumed(workers)("spardl", {"density": 0.01})
+        assert seconds(1) == pytest.approx(line.start + workers * line.worker, rel=1e-3)
+        assert seconds(10**6) - seconds(1) == pytest.approx(1e6 * line.entry, rel=0.05)
+    assert tables.assumed(4)("bf16", {}) == tables.ASSUMED_CAST
+
+
+def test_measuring_gives_what_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    turns = iter([[3.0, 9.0, 9.0], [9.0, 4.0, 9.0], [9.0, 9.0, 6.0]] * 4)
+    monkeypatch.setattr(tables, "WORKERS", (2,))
+    monkeypatch.setattr(tables, "SIZES", (200, 400, 800))
+    monkeypatch.setattr(tables, "measure_compression", lambda *arguments: (None, next(turns)))
+    path = tmp_path / "times.json"
+    monkeypatch.setattr(sys, "argv", ["break_even.py", "--measure", str(path)])
+    assert tables.main() == 0
+    assert "2 workers, spardl: Linear(" in capsys.readouterr().out
+    compressing = tables.measured(path)(2)
+    for name in ("bf16", "topka", "oktopk", "spardl"):
+        # The least of three turns: 3, 4 and 6 s at 100, 200 and 400 entries.
+        assert compressing(name, {})(1000) == pytest.approx(12.0)
+
+
+def test_tables_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(tables, "devices", lambda: ["a", "b"])
+    monkeypatch.setattr(tables, "table", str.upper)
+    monkeypatch.setattr(sys, "argv", ["break_even.py"])
+    assert tables.main() == 0
+    assert capsys.readouterr().out == "A\n\nB\n"

@@ -67,14 +67,14 @@ def test_what_a_killed_worker_leaves_can_be_continued(tmp_path: Path) -> None:
     assert summary(only_run(tmp_path / "out"))["steps"] == 12
 
 
-def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", 1.0)
-    monkeypatch.setattr("spardl.clusters.workers.processes._OBEY", 0.5)
+def short_waits(monkeypatch: pytest.MonkeyPatch, notice: float, obey: float) -> None:
+    monkeypatch.setattr("spardl.clusters.workers.processes._NOTICE", notice)
+    monkeypatch.setattr("spardl.clusters.workers.processes._OBEY", obey)
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_worker(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short_waits(monkeypatch)
+    short_waits(monkeypatch, 1.0, 0.5)
     words = (*LONG, *CLUSTERS["process_group"], "cluster.timeout=2", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
         workers = once_it_trains(run, tmp_path / "out")
@@ -212,7 +212,7 @@ def test_a_worker_that_dies_in_any_phase_ends_all(
     schedule: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed or stopped at a random moment: while measuring, in a pass, in either half of a synchronization."""
-    short_waits(monkeypatch)
+    short_waits(monkeypatch, 2.5, 1.0)
     draw = random.Random(f"{schedule} {seed}")
     words = (*LONG, *CLUSTERS["process_group"], *SCHEDULES[schedule], "cluster.timeout=3")
     rank, stops = draw.randrange(3), draw.random() < 0.5

@@ -61,7 +61,12 @@ def test_equals_a_loop_over_all_workers() -> None:
         torch.testing.assert_close(torch.stack(found), torch.stack(wanted), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"fragments": 2, "delay": 1, "mixing": 0.5}], ids=["whole", "fragments"])
+STREAMING = {"fragments": 2, "delay": 1, "mixing": 0.5}
+
+
+@pytest.mark.parametrize(
+    "options", [pytest.param({}, id="whole"), pytest.param(STREAMING, id="fragments", marks=pytest.mark.slow)]
+)
 def test_replicas_are_equal_and_resume_exactly(options: dict[str, Any]) -> None:
     def work(cluster: ProcessGroupCluster) -> list[Tensor]:
         (rank,) = cluster.local_ranks

@@ -322,19 +322,15 @@ class ShardedUpdates(GradientHandle):
             parameter.register_post_accumulate_grad_hook(weak_method(self._on_gradient, number))
             for number, parameter in enumerate(self._averager.gradient.parameters)
         ]
+        self._hooks += [each.register_step_pre_hook(weak_method(self._check_ended)) for each in self._optimizers]
 
     def _active_averager(self) -> Averager:
         return self._averager
 
     def _before_gradients(self, unit: FSDPModule, _shard: Tensor) -> None:
         """Runs after the reduce-scatter of a unit, before torch adds shards to ``.grad``."""
-        last, number = _all_reduces(unit), torch._C._current_graph_task_id()
-        if self._last is not None and number != self._pass:
-            raise ConfigError(
-                "the last backward pass failed after some of its gradients were averaged; restart the training from a "
-                "checkpoint, with a new model and handle (if none failed, checkpoint blocks with use_reentrant=False)"
-            )
-        self._pass = number
+        self._check_ended()
+        last, self._pass = _all_reduces(unit), torch._C._current_graph_task_id()
         if self._last is None:
             # Autograd does not announce gradients of sharded parameters; those of the first unit announce all.
             for each in self._trained:
@@ -346,6 +342,14 @@ class ShardedUpdates(GradientHandle):
                 "units of the model"
             )
         self._end_later()
+
+    def _check_ended(self, *_: object) -> None:
+        """Checks that the last backward pass has ended. After one that failed, torch may reduce no gradients at all."""
+        if self._last is not None and torch._C._current_graph_task_id() != self._pass:
+            raise ConfigError(
+                "the last backward pass failed after some of its gradients were averaged; restart the training from a "
+                "checkpoint, with a new model and handle (if none failed, checkpoint blocks with use_reentrant=False)"
+            )
 
     def _on_gradient(self, number: int, parameter: Tensor) -> None:
         # Over all parameters, as at the end of the pass: the shard of this one may be empty.

@@ -399,9 +399,8 @@ class Hook(GradientHandle):
     def detach(self) -> None:
         """Averages densely from now on, like DDP without a hook.
 
-        The next ``attach`` to the model takes over the residuals if its method has residuals, and the moments if its
-        ``optimizer=`` has the same kinds of optimizers and, with Muon, the same matrices. Without another ``attach``,
-        the moments are lost: the optimizer continues with an empty state.
+        The next ``attach`` takes over residuals, and moments if its optimizers are of the same kinds and Muon has the
+        same matrices. Without another ``attach``, moments are lost: the optimizer continues with an empty state.
 
         Raises:
             PeerError: If ``schedule="dear"`` waits for a worker that is lost. The handle is detached nevertheless.

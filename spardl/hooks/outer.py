@@ -330,8 +330,7 @@ class Outer(_NotAnOptimizer, Handle):
         if lr is None and no_momentum and not delay and mixing == 1:
             outer = replace(outer, lr=_LR_WITH_RESIDUAL)
         parts = split_layers(self._named, fragments)
-        schedule = choose_schedule("wfbp", bucket_mb)
-        check_dtypes(self._named)
+        chosen = choose_schedule("wfbp", bucket_mb)
         _check_precision(made, self._named)
         # In the order of the backward pass, to which the places of fragments refer.
         self._parameters = [pair.parameter for pair in reversed(self._named)]
@@ -344,10 +343,9 @@ class Outer(_NotAnOptimizer, Handle):
             "handle": "Outer",
             **asdict(outer),
             "momentum": momentum if self._anchors.rises else self.momentum,
-            **options_of(schedule),
+            **options_of(chosen),
         }
-        anchors = self._anchors.weights
-        self._fragments = [Fragment(part, made, schedule, self._cluster, given, anchors) for part in parts]
+        self._fragments = [Fragment(part, made, chosen, self._cluster, given, self._anchors.weights) for part in parts]
         _warn_of_misuse(self._parameters, group, double_momentum_warning(made, self._anchors.optimizer))
         _broadcast_weights(self._parameters, self._anchors.weights, group)
         self._begun = self._closed = False
@@ -675,8 +673,9 @@ def _remove(hooks: Iterable[RemovableHandle]) -> None:
         hook.remove()
 
 
-def _check_precision(method: Method, named: Iterable[Named]) -> None:
-    """Checks that weights can store the average of a change that only one worker has sent."""
+def _check_precision(method: Method, named: Sequence[Named]) -> None:
+    """Checks that weights are real floating-point numbers, and can store the average of a change of one worker."""
+    check_dtypes(named)
     if not method.compressor.needs_weights:
         return
     for name, parameter in named:

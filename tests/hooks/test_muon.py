@@ -361,7 +361,7 @@ def test_matrices_that_move_to_adamw_begin_with_new_moments(moves: str) -> None:
         loop.rates = []
         before = [each.detach().clone() for each in moved]
         loop.step(5)
-        return max(float((old - new).abs().max()) for old, new in zip(before, moved, strict=True))
+        return max(float((old - new.detach()).abs().max()) for old, new in zip(before, moved, strict=True))
 
     assert run_workers(1, work) == [pytest.approx(0.01, rel=0.05)]
 

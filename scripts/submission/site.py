@@ -1,4 +1,4 @@
-"""Settings of a cluster for its jobs: one file, overridden on the command line."""
+"""Settings of a cluster for its jobs (one file, overridden on the command line), and folders of submissions."""
 
 from __future__ import annotations
 

@@ -132,15 +132,17 @@ def report(
     )
 
 
-def published_section(exhibits: Mapping[str, Exhibit], results: Results) -> Section:
-    """Returns the section of the published trainings that were not run, the same at all sizes.
+def published_sections(exhibits: Mapping[str, Exhibit], results: Results) -> list[Section]:
+    """Returns the section of the published trainings that were not run, the same at all sizes, if there are any.
 
     Args:
-        exhibits: All exhibits by name.
+        exhibits: Exhibits by name.
         results: Results of the runs.
     """
     table = published_table(exhibits)
-    return tables_section(key(PUBLISHED, PAPER), TITLE, WORDS, PAPER, [table], BASIS, results)
+    if table is None:
+        return []
+    return [tables_section(key(PUBLISHED, PAPER), TITLE, WORDS, PAPER, [table], BASIS, results)]
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
@@ -302,7 +304,7 @@ def act(arguments: argparse.Namespace) -> int:
         if EVERYTHING in arguments.exhibits:
             every = {exhibit.name: exhibit for exhibit in exhibits}
             judged = [claims_section(judge_all(every, arguments.scale, results), arguments.scale, results)]
-            further = [published_section(every, results)]
+            further = published_sections(every, results)
     for exhibit in exhibits:
         for table in write(exhibit, arguments.scale, results, arguments.report):
             print(f"\n{table.title}\n\n{markdown(table)}", flush=True)

@@ -1,4 +1,4 @@
-"""Measures alternatives alternately and formats the results, for all benchmarks."""
+"""Measures alternatives alternately, measures the network, and formats the results, for all benchmarks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs whose results are kept on disk and found again by id: trainings and computations."""
+"""Jobs whose results are kept on disk and found again by id, and the part of a training that records keep."""
 
 from __future__ import annotations
 

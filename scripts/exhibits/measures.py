@@ -1,4 +1,4 @@
-"""Reads metrics from the summary and the events of a run."""
+"""Reads metrics from the summary and the events of a run; means and Student's intervals over seeds."""
 
 from __future__ import annotations
 

@@ -10,6 +10,7 @@ from typing import NamedTuple
 from scripts.exhibits.base import Basis, Exhibit
 from scripts.exhibits.declared import Reader, parse
 from scripts.exhibits.jobs import Training
+from scripts.exhibits.papers.catalogue import papers
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.unrun import in_hours
 from spardl.basics.errors import ConfigError
@@ -97,25 +98,26 @@ def published() -> Sequence[Published]:
     """Reads the list of published trainings.
 
     Raises:
-        ConfigError: If the file does not fit to :class:`Published`.
+        ConfigError: If the file does not fit to :class:`Published`, or names an exhibit that does not exist.
     """
     reader = Reader(MappingProxyType({}), MappingProxyType({}), __package__)
     found: Sequence[Published] = reader.read(tuple[Published, ...], parse(FILE), FILE.stem)
+    known = papers()
+    for each in found:
+        if each.exhibit not in known:
+            raise ConfigError(f"{FILE.name}: {each.task}: exhibit {each.exhibit!r} does not exist")
     return found
 
 
-def published_table(exhibits: Mapping[str, Exhibit]) -> Table:
-    """Returns the list of published trainings; needs :func:`scripts.choices.composing`.
+def published_table(exhibits: Mapping[str, Exhibit]) -> Table | None:
+    """Returns the published trainings of exhibits, if there are any; needs :func:`scripts.choices.composing`.
 
     Args:
-        exhibits: All exhibits by name.
+        exhibits: Exhibits by name.
 
     Raises:
-        ConfigError: If the file names an exhibit that does not exist, or see :meth:`Published.row`.
+        ConfigError: See :func:`published` and :meth:`Published.row`.
     """
-    found = published()
-    for each in found:
-        if each.exhibit not in exhibits:
-            raise ConfigError(f"{FILE.name}: {each.task}: exhibit {each.exhibit!r} does not exist")
-    rows, seconds = zip(*(each.row(exhibits[each.exhibit]) for each in found), strict=True)
-    return Table(f"{TITLE}: {in_hours(sum(seconds))} core hours", COLUMNS, rows)
+    found = [each.row(exhibits[each.exhibit]) for each in published() if each.exhibit in exhibits]
+    total = in_hours(sum(seconds for _, seconds in found))
+    return Table(f"{TITLE}: {total} core hours", COLUMNS, [row for row, _ in found]) if found else None

@@ -133,5 +133,5 @@ def _together(found: Sequence[tuple[Unrun, int]]) -> float | None:
 
 
 def in_hours(seconds: float | None) -> str:
-    """Hours with two significant digits."""
-    return "unknown" if seconds is None else f"{seconds / 3600:.2g}"
+    """Hours with two significant digits, such as 0.5 or 12,000."""
+    return "unknown" if seconds is None else f"{float(f'{seconds / 3600:.2g}'):,g}"

@@ -1,4 +1,4 @@
-"""Runs the jobs that exhibits need and that are not finished."""
+"""Runs the jobs that exhibits need and that are not finished; those for a cluster become Slurm arrays."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Settings of a cluster for its jobs: one file, overridden on the command line."""
+"""Settings of a cluster for its jobs (one file, overridden on the command line), and the places that run them."""
 
 from __future__ import annotations
 

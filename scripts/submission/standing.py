@@ -1,4 +1,4 @@
-"""State of runs, determined from their folders, the queue and their logs."""
+"""State of runs, determined from their folders, the queue and their logs, and its table."""
 
 from __future__ import annotations
 

@@ -50,7 +50,8 @@ def test_steps_of_the_preset_and_longer_examples() -> None:
 
 def test_the_list_is_once_on_the_page(tmp_path: Path) -> None:
     every, results = catalogue(), Results(tmp_path, {})
-    section = reproduce.published_section(every, results)
+    (section,) = reproduce.published_sections(every, results)
+    assert reproduce.published_sections({}, results) == []
     for _ in range(2):
         index = sections.add(tmp_path, [section], [section.key])
     text = index.read_text()

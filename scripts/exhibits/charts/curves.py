@@ -1,4 +1,4 @@
-"""Curves of metrics: the mean over seeds, and a band from minimum to maximum."""
+"""Curves of metrics (mean over seeds, band from minimum to maximum), and heat maps of factors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads the figures of exhibits for claims: complete, or not at all."""
+"""Reads the figures of exhibits for claims (complete, or not at all), and checks that trainings are long enough."""
 
 from __future__ import annotations
 

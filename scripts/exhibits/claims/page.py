@@ -1,4 +1,4 @@
-"""Markdown page of all claims."""
+"""Markdown page of all claims, and the table with everything that each verdict rests on."""
 
 from __future__ import annotations
 

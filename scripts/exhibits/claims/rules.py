@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import isclose, log, sqrt
-from operator import ge, le
 from statistics import mean
 from typing import ClassVar
 
@@ -185,8 +184,11 @@ class _Limit(Rule):
     unit: str = ""
 
     side: ClassVar[str]
-    # Whether a figure satisfies a limit.
-    holds: ClassVar[Callable[[float, float], bool]]
+    sign: ClassVar[int]  # 1 if smaller figures are better, -1 if greater ones are
+
+    def holds(self, ours: float, limit: float) -> bool:
+        """Whether a figure satisfies a limit."""
+        return self.sign * ours <= self.sign * limit
 
     @property
     def demand(self) -> str:
@@ -224,13 +226,13 @@ class _Limit(Rule):
 class AtMost(_Limit):
     """No figure above a published limit."""
 
-    side, holds = "at most", staticmethod(le)
+    side, sign = "at most", 1
 
 
 class AtLeast(_Limit):
     """No figure below a published limit."""
 
-    side, holds = "at least", staticmethod(ge)
+    side, sign = "at least", -1
 
 
 def _all(figures: Sequence[Figure]) -> str:

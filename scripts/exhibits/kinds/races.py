@@ -1,4 +1,4 @@
-"""Exhibits that measure the wall-clock time of methods until a target metric, with real workers on slow links."""
+"""Exhibits of the wall-clock time until a target metric, with real workers on slow links; crossings of methods."""
 
 from __future__ import annotations
 

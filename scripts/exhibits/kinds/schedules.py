@@ -1,4 +1,4 @@
-"""Predictions of DeAR and other schedules by the timeline model, with dense gradients."""
+"""Predictions of DeAR, LayerFusion and other schedules by the timeline model."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Points of the sparse communication study, and statistics of their axes."""
+"""Points of the sparse communication study, statistics of their axes, and figures of both."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A self-contained HTML page: style and figures are inside."""
+"""A self-contained HTML page: style and figures are inside; figures follow its colours."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads run folders and records, and groups the runs that can be compared."""
+"""Reads run folders and records, names their methods, and groups the runs that can be compared."""
 
 from __future__ import annotations
 

@@ -116,7 +116,7 @@ class Fragment:
         schedule: Schedule that forms groups inside the fragment.
         cluster: Cluster that connects the workers.
         given: Further settings that must be equal on all workers, by name.
-        anchors: Global weights of all parameters of the model, by position.
+        anchors: Global weights of all parameters of the model, of the parameters' shapes, by position.
 
     Attributes:
         places: Positions of its parameters among all parameters in reverse order, as in ``LayerRange``.

@@ -44,19 +44,21 @@ def processor() -> str:
     return next(named, platform.processor() or platform.machine())
 
 
-def _commit() -> str | None:
+def _commit(folder: Path = Path(__file__).parent) -> str | None:
+    """Returns the commit of the clone with this ``folder``; with ``-dirty`` if files other than records differ."""
+    # Records of finished jobs change no result, and a plan of many jobs adds them while others run.
+    changes = ("diff", "--quiet", "HEAD", "--", ":/", ":(top,exclude)docs/results")
     try:
-        answer = subprocess.run(
-            ["git", "describe", "--always", "--dirty", "--abbrev=12"],
-            cwd=Path(__file__).parent,  # the clone of spardl, not the user's folder
-            capture_output=True,
-            text=True,
-            timeout=10,
-            check=False,
-        )
+        found = _git(folder, "rev-parse", "--short=12", "HEAD")
+        if found.returncode:
+            return None
+        return found.stdout.strip() + ("-dirty" if _git(folder, *changes).returncode else "")
     except (OSError, subprocess.TimeoutExpired):
         return None
-    return answer.stdout.strip() or None
+
+
+def _git(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["git", *words], cwd=folder, capture_output=True, text=True, timeout=10, check=False)
 
 
 def rows(summary: Mapping[str, Any], simulated: bool) -> list[tuple[str, str]]:

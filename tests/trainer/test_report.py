@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from trainer import report
 from trainer.report import print_report, rows
 from trainer.runs import Run
 
@@ -61,3 +63,27 @@ def test_lines_are_not_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> 
     assert "run abc" in out
     assert "12.3 kB in 4 rounds; dense 1.23 MB (1.00% of dense)" in out
     assert out.endswith("beware: invented data\nresults: outputs/x\n")
+
+
+def test_records_of_other_jobs_are_no_changes_of_the_code(tmp_path: Path) -> None:
+    """A plan of many jobs adds records to the clone in which it runs."""
+
+    def git(*words: str) -> str:
+        settings = ("-c", "user.name=tester", "-c", "user.email=tester@example.com")
+        return subprocess.run(
+            ["git", *settings, *words], cwd=tmp_path, capture_output=True, text=True, check=True
+        ).stdout
+
+    assert report._commit(tmp_path) is None
+    records, code = tmp_path / "docs" / "results" / "laptop.jsonl", tmp_path / "trainer" / "code.py"
+    for path in (records, code):
+        path.parent.mkdir(parents=True)
+        path.write_text("")
+    git("init", "-q")
+    git("add", ".")
+    git("commit", "-q", "-m", "first")
+    commit = git("rev-parse", "HEAD").strip()[:12]
+    records.write_text("{}\n")
+    assert report._commit(code.parent) == commit
+    code.write_text("pass\n")
+    assert report._commit(code.parent) == f"{commit}-dirty"

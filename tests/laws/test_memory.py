@@ -113,6 +113,7 @@ def held(model: nn.Module) -> int:
     return sum({each.untyped_storage().data_ptr(): each.untyped_storage().nbytes() for each in tensors}.values())
 
 
+@pytest.mark.slow
 def test_bytes_per_parameter_with_adamw() -> None:
     """The residual and the gradients in flight; the second moment takes the place of the optimizer's."""
 

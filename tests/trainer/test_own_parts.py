@@ -289,14 +289,8 @@ def test_the_parts_of_the_tutorial_train(
         (tmp_path / name).write_text(text)
     monkeypatch.syspath_prepend(str(tmp_path))
     option, folder, *words = typed[3:]
-    words = [
-        *words,
-        "cluster=simulated",
-        "cluster.workers=2",
-        "training.max_steps=40",
-        f"output_dir={tmp_path / 'out'}",
-    ]
-    assert here(f"{option}={tmp_path / folder}", *words) == 0
+    short = ("cluster=simulated", "cluster.workers=2", "training.max_steps=40")
+    assert here(*words, *short, f"output_dir={tmp_path / 'out'}", f"{option}={tmp_path / folder}") == 0
     run = only_run(tmp_path / "out")
     assert run.name.startswith("spardl-mine-mine-")
     assert summary(run)["final"]["accuracy"] > 0.65

@@ -208,7 +208,6 @@ class Exhibit(ABC):
         return ()
 
 
-@dataclass(frozen=True)
 class Planned(Exhibit):
     """An exhibit whose jobs are trainings, as planned for each size.
 

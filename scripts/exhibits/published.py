@@ -18,7 +18,7 @@ from spardl.clusters.profile import Profile
 
 __all__ = ["BASIS", "PAPER", "TITLE", "WORDS", "Published", "published", "published_table"]
 
-FILE = Path(__file__).parent / "papers" / "published.yaml"
+FILE = Path(__file__).with_name("published.yaml")
 PROFILES = Path(__file__).parents[1] / "profiles"
 PAPER = "paper"  # size of the exhibits' published trainings
 TITLE = "Published trainings that were not run"

@@ -199,7 +199,7 @@ def workers_of(text: str) -> list[int]:
     """Returns the numbers of workers, with commas between them.
 
     Raises:
-        ConfigError: If one is not a whole number, at least 1.
+        ConfigError: If one is not an integer, at least 1.
     """
     if not all(part.isdecimal() and int(part) for part in text.split(",")):
         raise ConfigError(f"--workers must be a comma-separated list of positive integers, got {text!r}")

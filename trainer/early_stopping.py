@@ -35,7 +35,7 @@ class EarlyStopping:
     def __post_init__(self) -> None:
         where = "training.early_stopping"
         if self.patience is not None and not (is_number(int, self.patience) and self.patience >= 1):
-            raise ConfigError(f"{where}.patience must be a whole number, at least 1, or null, got {self.patience!r}")
+            raise ConfigError(f"{where}.patience must be an integer, at least 1, or null, got {self.patience!r}")
         if self.mode not in ("max", "min", None):
             raise ConfigError(f"{where}.mode must be max, min or null, got {self.mode!r}")
         if self.metric is not None and not isinstance(self.metric, str):

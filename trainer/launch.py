@@ -66,20 +66,20 @@ def check_count(name: str, value: Any) -> None:
         value: Value of the setting.
 
     Raises:
-        ConfigError: If the value is not a whole number of at least 1.
+        ConfigError: If the value is not an integer of at least 1.
     """
     if not is_number(int, value) or value < 1:
-        raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}")
+        raise ConfigError(f"{name} must be an integer, at least 1, got {value!r}")
 
 
 def check_threads(threads: Any) -> None:
     """Checks the number of threads per worker.
 
     Raises:
-        ConfigError: If the number is not a whole number from 1 to 1024.
+        ConfigError: If the number is not an integer from 1 to 1024.
     """
     if not is_number(int, threads) or not 1 <= threads <= _MOST_THREADS:
-        wanted = f"a whole number, at least 1 and at most {_MOST_THREADS}"
+        wanted = f"an integer, at least 1 and at most {_MOST_THREADS}"
         raise ConfigError(f"cluster.threads must be {wanted}, got {threads!r}")
 
 

@@ -170,14 +170,14 @@ class Settings:
     profile: bool = False
 
     def __post_init__(self) -> None:
-        self._demand("seed", is_number(int, self.seed), "a whole number")
+        self._demand("seed", is_number(int, self.seed), "an integer")
         self._demand("seed", -(2**63) <= self.seed < 2**64, "from -2^63 to 2^64 - 1")
         untimed = is_number(int, self.untimed_steps) and self.untimed_steps >= 0
-        self._demand("untimed_steps", untimed, "a whole number, at least 0")
+        self._demand("untimed_steps", untimed, "an integer, at least 0")
         for name in ("batch_size", "eval_batch_size", "accumulation", "log_every", "keep_checkpoints", "check_every"):
-            self._demand(name, self._counts(name), "a whole number, at least 1")
+            self._demand(name, self._counts(name), "an integer, at least 1")
         for name in ("max_steps", "checkpoint_every", "eval_examples"):
-            self._demand(name, getattr(self, name) is None or self._counts(name), "a whole number, at least 1, or null")
+            self._demand(name, getattr(self, name) is None or self._counts(name), "an integer, at least 1, or null")
         for name in ("epochs", "eval_every"):
             self._demand(name, self._positive(name), "a number above 0")
         self._demand("clip_norm", self.clip_norm is None or self._positive("clip_norm"), "a number above 0, or null")

@@ -38,7 +38,7 @@ Variants: TypeAlias = Mapping[type, Mapping[str, type]]
 MARK, AND, FROM, KIND, WORDS, NULL = "$", " & ", "from", "kind", "!words", "tag:yaml.org,2002:null"
 NOTHING: Mapping[type, Mapping[str, Any]] = types.MappingProxyType({})
 NAMED: Mapping[type, str] = types.MappingProxyType(
-    {str: "text", int: "a whole number", float: "a number", bool: "true or false"}
+    {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 )
 
 

@@ -151,7 +151,7 @@ class Site:
     def _at_least(self, name: str, least: int) -> None:
         value = getattr(self, name)
         if value < least:
-            raise ConfigError(f"site.{name} must be a whole number, at least {least}, got {value}")
+            raise ConfigError(f"site.{name} must be an integer, at least {least}, got {value}")
 
     def nodes(self, tasks: int) -> int:
         """Returns the number of nodes for a number of workers."""

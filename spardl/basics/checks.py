@@ -57,7 +57,7 @@ def check_integer(name: str, value: Any, least: int | None = None, most: int | N
     if not inside:
         limit = "" if least is None else f", at least {least}"
         limit += "" if most is None else f" and at most {most}"
-        raise ConfigError(f"{name} must be a whole number{limit}, got {value!r}")
+        raise ConfigError(f"{name} must be an integer{limit}, got {value!r}")
 
 
 def check_bool(name: str, value: Any) -> None:

@@ -166,7 +166,7 @@ class Profile:
     def __post_init__(self) -> None:
         for name in ("model", "device"):
             _demand_text(name, getattr(self, name))
-        _demand(is_number(int, self.batch) and self.batch >= 1, "batch", self.batch, "a whole number, at least 1")
+        _demand(is_number(int, self.batch) and self.batch >= 1, "batch", self.batch, "an integer, at least 1")
         for name in ("forward", "backward", "update"):
             _demand_seconds(name, getattr(self, name), math.inf)
         if not self.layers:
@@ -175,7 +175,7 @@ class Profile:
             where = f"layers[{number}]."
             count = layer.entries
             _demand_text(f"{where}name", layer.name)
-            _demand(is_number(int, count) and count >= 0, f"{where}entries", count, "a whole number, at least 0")
+            _demand(is_number(int, count) and count >= 0, f"{where}entries", count, "an integer, at least 0")
             if layer.shapes:  # shapes are optional, but must agree with the entries
                 held = sum(map(math.prod, layer.shapes))
                 _demand(held == count, f"{where}shapes", layer.shapes, f"shapes with {count} entries in total")

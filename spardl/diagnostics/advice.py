@@ -474,7 +474,7 @@ def advise(
     if not isinstance(network, Network):
         network = parse_network(network, "bandwidth") if isinstance(network, str) else Network(LATENCY, network)
     if not is_number(int, workers) or workers < 2:
-        raise ConfigError(f"workers must be a whole number, at least 2, got {workers!r}")
+        raise ConfigError(f"workers must be an integer, at least 2, got {workers!r}")
     _check("methods", methods, METHODS)
     _check("schedules", schedules, SCHEDULES)
     profile, device = profiled(model, loss, compute_seconds)

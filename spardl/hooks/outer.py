@@ -607,7 +607,7 @@ def _check_own(values: Mapping[str, Any], shapes: list[torch.Size], fragments: l
     counts = [own["since"], *left, *exchanges, *aloft.keys(), *aloft.values()] if lists else [None]
     if not all(type(count) is int and count >= 0 for count in counts):
         raise ConfigError(
-            "this state is damaged: its numbers of steps and exchanges must be whole numbers, at least 0; load what "
+            "this state is damaged: its numbers of steps and exchanges must be integers, at least 0; load what "
             "state_dict() returned"
         )
     if len(others) + 1 != len(fragments):

@@ -192,7 +192,7 @@ class MethodState:
         counts = {"step": values["step"], "refused": values["refused"], "updates": values.get("updates", 0)}
         for name, count in counts.items():
             if type(count) is not int or count < 0:
-                raise ValueError(f"{name} must be a whole number, at least 0, got {describe(count)}")
+                raise ValueError(f"{name} must be an integer, at least 0, got {describe(count)}")
         spread = values.get("spread", {})
         if not isinstance(spread, Mapping) or not spread.keys() <= Spread().state_dict().keys():
             keys = ", ".join(Spread().state_dict())

@@ -25,7 +25,7 @@ class Warmup:
         communicator: Dense communicator that sums the whole gradients.
 
     Raises:
-        ConfigError: If ``steps`` is not a whole number of at least 0, or the communicator is not a dense one.
+        ConfigError: If ``steps`` is not an integer of at least 0, or the communicator is not a dense one.
     """
 
     steps: int = 0

@@ -156,7 +156,7 @@ class Dear(Schedule):
         for name, least in (("layers", 1), ("trials", 0), ("seed", 0)):
             value = getattr(self, name)
             if not (is_number(int, value) and value >= least) and not (name == "layers" and value is None):
-                raise ConfigError(f"schedule.{name} must be a whole number, at least {least}, got {value!r}")
+                raise ConfigError(f"schedule.{name} must be an integer, at least {least}, got {value!r}")
         if self.trials and self.layers is not None:
             raise ConfigError(
                 "schedule.trials and schedule.layers exclude each other: one tunes the group size, the other fixes it; "

@@ -79,7 +79,7 @@ def check_saved(
     if type(usage) is not bool:
         raise ValueError(f"'usage' must be True or False, got {describe(usage)}")
     if type(kept) is not int or kept < 0:
-        raise ValueError(f"'kept' must be a whole number, at least 0, got {describe(kept)}")
+        raise ValueError(f"'kept' must be an integer, at least 0, got {describe(kept)}")
     scaling.check(values, [sum(gradient.entries[start:stop]) for start, stop in partition])
     if tried is not None and not isinstance(tried, Mapping):
         raise ValueError(f"'trials' must be a dict or None, got {describe(tried)}")

@@ -72,7 +72,7 @@ class Tuner:
             )
         for name, value, least in (("trials", trials, 1), ("seed", seed, 0)):
             if not is_number(int, value) or value < least:
-                raise ConfigError(f"tuner.{name} must be a whole number, at least {least}, got {value!r}")
+                raise ConfigError(f"tuner.{name} must be an integer, at least {least}, got {value!r}")
         check_installed()
         self._low, self._high = float(low), float(high)
         self._trials, self._seed = trials, seed

@@ -43,7 +43,7 @@ class ImageSplit:
 
     def __post_init__(self) -> None:
         if not is_number(int, self.padding) or self.padding < 0:
-            raise ConfigError(f"dataset.crop_padding must be a whole number, at least 0, got {self.padding!r}")
+            raise ConfigError(f"dataset.crop_padding must be an integer, at least 0, got {self.padding!r}")
 
     def __len__(self) -> int:
         """Returns the number of images."""

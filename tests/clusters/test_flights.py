@@ -206,7 +206,7 @@ def test_streams_rotate_in_order() -> None:
 
 def test_streams_that_cannot_be() -> None:
     for streams in (0, 1.5, "2"):
-        with pytest.raises(ConfigError, match=r"cluster\.streams must be a whole number, at least 1"):
+        with pytest.raises(ConfigError, match=r"cluster\.streams must be an integer, at least 1"):
             ProcessGroupCluster(group=object(), streams=streams)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="can deadlock on GPUs"):
         ProcessGroupCluster(group=object(), device="cuda", streams=2)

@@ -74,7 +74,7 @@ def test_a_file(tmp_path: Path) -> None:
 
 
 def test_a_file_by_hand(tmp_path: Path) -> None:
-    """5e-5 is a text to YAML, and 10 a whole number."""
+    """5e-5 is a text to YAML, and 10 an integer."""
     file = tmp_path / "mine"
     file.write_text("# ours\ngbit: 10\nalpha: 5e-5\n")
     assert parse_network(str(file), "cluster.throttle") == Network(alpha=5e-5, gbit=10)

@@ -199,5 +199,5 @@ def test_housekeeping_is_not_counted() -> None:
 
 
 def test_no_workers() -> None:
-    with pytest.raises(ConfigError, match=r"cluster.workers must be a whole number, at least 1, got 0"):
+    with pytest.raises(ConfigError, match=r"cluster.workers must be an integer, at least 1, got 0"):
         cluster(0)

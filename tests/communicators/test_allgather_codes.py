@@ -21,7 +21,7 @@ from tests.support.harness import Bench, context
 
 @dataclass(frozen=True)
 class Whole(CodeCompressor):
-    """Sends whole numbers from -128 to 127, one byte each."""
+    """Sends integers from -128 to 127, one byte each."""
 
     decoded: list[int] = field(default_factory=list)
 

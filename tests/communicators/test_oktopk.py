@@ -314,9 +314,9 @@ def test_borders_of_long_vectors_are_exact() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [
-        ("repartition_period", 0, "repartition_period must be a whole number, at least 1, got 0"),
-        ("threshold_period", 2.5, "threshold_period must be a whole number, at least 1, got 2.5"),
-        ("bucket", True, "bucket must be a whole number, at least 1, got True"),
+        ("repartition_period", 0, "repartition_period must be an integer, at least 1, got 0"),
+        ("threshold_period", 2.5, "threshold_period must be an integer, at least 1, got 2.5"),
+        ("bucket", True, "bucket must be an integer, at least 1, got True"),
         ("balance_factor", -1, "balance_factor must be a number, at least 0, got -1"),
         ("balance_factor", "always", "balance_factor must be a number"),
         ("lower_factor", 0.9, "lower_factor must be a number, at least 1, got 0.9"),

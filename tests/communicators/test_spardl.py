@@ -194,7 +194,7 @@ def test_blocks_cover_the_vector(length: int, count: int, capacity: int) -> None
 
 def test_bad_options() -> None:
     for teams in (0, 1.5, "two", True):
-        with pytest.raises(ConfigError, match=f"teams must be a whole number, at least 1, got {teams!r}"):
+        with pytest.raises(ConfigError, match=f"teams must be an integer, at least 1, got {teams!r}"):
             SparDL(teams=teams)
     with pytest.raises(ConfigError, match="must be one of bruck, recursive, got 'ring'"):
         SparDL(gather="ring")

@@ -264,9 +264,7 @@ def test_has_no_state() -> None:
 
 def test_bad_options() -> None:
     for bucket in (0, -1, 1.5, "four", True, None):
-        with pytest.raises(
-            ConfigError, match=f"communicator.bucket must be a whole number, at least 1, got {bucket!r}"
-        ):
+        with pytest.raises(ConfigError, match=f"communicator.bucket must be an integer, at least 1, got {bucket!r}"):
             TopkDSA(bucket=bucket)
     for share in (-0.1, 1.1, float("nan"), "half", True, None, [0.5]):
         with pytest.raises(ConfigError, match="dense_above must be a number from 0 to 1, got"):

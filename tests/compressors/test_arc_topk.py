@@ -138,8 +138,8 @@ def test_where_there_is_nothing_to_compress_there_is_one_sum(layout: Layout) -> 
     [
         ({"density": 0}, "compressor.density must be above 0 and at most 1, got 0; 0.01 keeps 1% of the rows"),
         ({"density": math.nan}, "compressor.density must be above 0"),
-        ({"sketch": 0}, "compressor.sketch must be a whole number, at least 1"),
-        ({"seed": 1.5}, "compressor.seed must be a whole number"),
+        ({"sketch": 0}, "compressor.sketch must be an integer, at least 1"),
+        ({"seed": 1.5}, "compressor.seed must be an integer"),
     ],
 )
 def test_bad_options(options: dict[str, float], complaint: str) -> None:

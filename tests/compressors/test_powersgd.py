@@ -305,10 +305,10 @@ def test_a_saved_state_continues_to_the_bit(warm_start: bool) -> None:
 
 def test_bad_options() -> None:
     for rank in (0, -1, 1.5, "two", True, None):
-        with pytest.raises(ConfigError, match=r"compressor\.rank must be a whole number, at least 1, got"):
+        with pytest.raises(ConfigError, match=r"compressor\.rank must be an integer, at least 1, got"):
             PowerSGD(rank=rank)
     for seed in (-1, 0.5, "x", False):
-        with pytest.raises(ConfigError, match=r"compressor\.seed must be a whole number, at least 0, got"):
+        with pytest.raises(ConfigError, match=r"compressor\.seed must be an integer, at least 0, got"):
             PowerSGD(seed=seed)
     with pytest.raises(ConfigError, match=r"compressor\.warm_start must be true or false, got 1"):
         PowerSGD(warm_start=1)

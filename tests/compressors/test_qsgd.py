@@ -179,7 +179,7 @@ def test_bad_options() -> None:
     with pytest.raises(ConfigError, match=r"compressor.norm must be one of l2, max, got 'l1'"):
         QSGD(norm="l1")
     for entries in (0, -1, 1.5, True):
-        with pytest.raises(ConfigError, match=r"compressor.bucket_entries must be a whole number, at least 1"):
+        with pytest.raises(ConfigError, match=r"compressor.bucket_entries must be an integer, at least 1"):
             QSGD(bucket_entries=entries)
-    with pytest.raises(ConfigError, match=r"compressor.seed must be a whole number, got 'x'"):
+    with pytest.raises(ConfigError, match=r"compressor.seed must be an integer, got 'x'"):
         QSGD(seed="x")

@@ -187,9 +187,9 @@ def test_the_count_stays_about_k() -> None:
     ("name", "value", "message"),
     [
         ("density", 0, "density must be above 0"),
-        ("period", 0, "period must be a whole number, at least 1, got 0"),
-        ("period", 1.5, "period must be a whole number"),
-        ("pre_corrections", -1, "pre_corrections must be a whole number, at least 0"),
+        ("period", 0, "period must be an integer, at least 1, got 0"),
+        ("period", 1.5, "period must be an integer"),
+        ("pre_corrections", -1, "pre_corrections must be an integer, at least 0"),
         ("pre_limit", 0.9, "pre_limit must be a number, at least 1, got 0.9"),
         ("pre_factor", "x", "pre_factor must be a number, at least 1, got 'x'"),
         ("low", 1.1, "low must be a number, from 0 to 1, got 1.1"),

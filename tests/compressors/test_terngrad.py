@@ -175,5 +175,5 @@ def test_bad_options() -> None:
             ConfigError, match=f"compressor.clip must be above 0, or null for no clipping, got {clip!r}"
         ):
             TernGrad(clip)
-    with pytest.raises(ConfigError, match=r"compressor.seed must be a whole number, got 1.5"):
+    with pytest.raises(ConfigError, match=r"compressor.seed must be an integer, got 1.5"):
         TernGrad(seed=1.5)

@@ -132,7 +132,7 @@ def test_nonfinite_gradient_leaves_model_unchanged() -> None:
         (("1gbit", 8, {"methods": []}), "methods must be one or more of none, bf16, .*, spardl, got an empty list"),
         (("1gbit", 8, {"schedules": ["foo"]}), "schedules must be one or more of after_backward, .*, got foo"),
         (("1gbit", 8, {"schedules": ["dear"]}), "powersgd supports none of the schedules dear; add another schedule"),
-        (("1gbit", 1), "workers must be a whole number, at least 2, got 1"),
+        (("1gbit", 1), "workers must be an integer, at least 2, got 1"),
     ],
 )
 def test_bad_input(arguments: tuple[Any, ...], said: str) -> None:

@@ -64,7 +64,7 @@ def test_an_exhibit_is_read_from_its_file(tmp_path: Path) -> None:
         ("title: One", "title: [One]", "paper.yaml:9: x.one, title: expected text, got a list"),
         ("kind: trainings", "kind: training", "x.one, kind: 'training' does not exist; did you mean trainings?"),
         ("    kind: trainings\n", "", "paper.yaml:8: x.one: 'kind' is missing; choose from trainings, "),
-        ("seeds: [1]", "seeds: [one]", "x.one, plans, smoke, seeds: expected a whole number, got 'one'"),
+        ("seeds: [1]", "seeds: [one]", "x.one, plans, smoke, seeds: expected an integer, got 'one'"),
         ("seeds: [1]", "seeds: 1", "x.one, plans, smoke, seeds: expected a list, got '1'"),
         ("cases: [$task]", "cases: [$tasks]", "cases: $tasks is not defined; did you mean task?"),
         ("words: cluster.workers=2", "words: $shor a=1", "x.one, plans, smoke, words: $shor is not defined; did you"),

@@ -21,7 +21,7 @@ from tests.support.harness import run_workers, same_bits
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"every": 0}, "every must be a whole number, at least 1, got 0"),
+        ({"every": 0}, "every must be an integer, at least 1, got 0"),
         ({"lr": 0.0}, "lr must be a number above 0, got 0.0; use 0.7"),
         ({"momentum": 1.0}, "momentum must be at least 0 and below 1, got 1.0"),
         ({"optimizer": 3}, "optimizer must be"),

@@ -292,7 +292,7 @@ def test_what_cannot_be_copied_is_refused_in_one_line() -> None:
         "0 has no dense values in memory; pass dense tensors on cpu or cuda",
         "weights are on cpu and meta; create one WeightSync per device",
         "w is sharded; pass a plain tensor and copy full_tensor() to it before each sync()",
-        "source must be a whole number, at least 0 and at most 0, got 1",
+        "source must be an integer, at least 0 and at most 0, got 1",
     ]
 
 

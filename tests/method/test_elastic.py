@@ -35,7 +35,7 @@ def test_owners_and_sources_cover_all_workers(before: int, now: int) -> None:
 
 @given(before=NUMBERS, now=NUMBERS, length=st.integers(0, 30))
 def test_sum_is_conserved(before: int, now: int, length: int) -> None:
-    """Exactly, for whole numbers: no entry is lost, doubled or moved."""
+    """Exactly, for integers: no entry is lost, doubled or moved."""
     generator = torch.Generator().manual_seed(before * 100 + now)
     vectors = list(torch.randint(-1000, 1000, (before, length), generator=generator).float())
     assert torch.equal(torch.stack(redistributed(vectors, now)).sum(0), torch.stack(vectors).sum(0))

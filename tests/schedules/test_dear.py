@@ -152,8 +152,8 @@ def test_the_next_forward_pass_hides_the_all_gather() -> None:
     [
         ({"threshold_mb": -1}, "schedule.threshold_mb must be a number of megabytes, at least 0"),
         ({"threshold_mb": "a"}, "schedule.threshold_mb must be"),
-        ({"layers": 0}, "schedule.layers must be a whole number, at least 1, got 0"),
-        ({"trials": -1}, "schedule.trials must be a whole number, at least 0"),
+        ({"layers": 0}, "schedule.layers must be an integer, at least 1, got 0"),
+        ({"trials": -1}, "schedule.trials must be an integer, at least 0"),
         ({"trials": 2, "layers": 3}, "use schedule.layers=null, or schedule.trials=0"),
         ({"trials": 2, "low_mb": 30}, "start from low to high"),
     ],

@@ -187,7 +187,7 @@ def test_no_measurement_after_the_end() -> None:
         ({"start": math.nan}, "numbers above 0"),
         ({"low": 256, "start": 256}, "low must be below high"),
         ({"start": 257}, "start from low to high"),
-        ({"trials": 0}, "tuner.trials must be a whole number, at least 1"),
+        ({"trials": 0}, "tuner.trials must be an integer, at least 1"),
         ({"trials": 1.5}, "tuner.trials must be"),
         ({"seed": -1}, "tuner.seed must be"),
     ],

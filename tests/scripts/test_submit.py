@@ -107,7 +107,7 @@ def test_a_file_of_commands(sweeps: Any, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("word", "message"),
     [
-        ("site.time=0", "site.time must be a whole number, at least 1"),
+        ("site.time=0", "site.time must be an integer, at least 1"),
         ("site.tme=5", "site.tme: Key 'tme' not in 'Site'"),
         ("site.time=soon", "site.time: Value 'soon'"),
         ("site.signal_seconds=99999", "must be less than the time limit"),
@@ -296,7 +296,7 @@ def _identity(*words: str) -> str:
         (("-m", "seed=1,2", "compressor=spardl,foo"), "Could not find 'compressor/foo'"),
         (("seed=1,2",), "Ambiguous value for argument 'seed=1,2'"),
         pytest.param(("-m", "compressor.density=0.1,7"), "density", marks=pytest.mark.slow),
-        (("cluster.workers=0",), "cluster.workers must be a whole number"),
+        (("cluster.workers=0",), "cluster.workers must be an integer"),
         pytest.param(("-m", "cluster=local,slurm"), "submit them separately", marks=pytest.mark.slow),
         (("-m", "output_dir=a,b"), "different output_dir or force"),
         (("--file", "none.txt"), "cannot read --file none.txt"),

@@ -46,7 +46,7 @@ def test_evaluations_without_improvement_are_counted(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"patience": 0}, "patience must be a whole number, at least 1, or null, got 0"),
+        ({"patience": 0}, "patience must be an integer, at least 1, or null, got 0"),
         ({"patience": 1, "mode": "up"}, "mode must be max, min or null, got 'up'"),
         ({"metric": "loss"}, "metric and mode have no effect without training.early_stopping.patience"),
         (

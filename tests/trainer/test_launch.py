@@ -45,14 +45,14 @@ def test_torchrun_and_srun() -> None:
     [
         (
             {"MASTER_PORT": "99999"},
-            "MASTER_PORT=99999 in the environment is not valid; set it to a whole number from 1 to",
+            "MASTER_PORT=99999 in the environment is not valid; set it to an integer from 1 to",
         ),
         ({"MASTER_PORT": "0"}, "MASTER_PORT=0 "),
         ({"MASTER_PORT": "http"}, "MASTER_PORT=http "),
-        ({"RANK": "4"}, "RANK=4 in the environment is not valid; set it to a whole number from 0 to 3"),
+        ({"RANK": "4"}, "RANK=4 in the environment is not valid; set it to an integer from 0 to 3"),
         ({"RANK": "-1"}, "RANK=-1 "),
-        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 in the environment is not valid; set it to a whole number of at least 1"),
-        ({"LOCAL_RANK": ""}, "LOCAL_RANK= in the environment is not valid; set it to a whole number of at least 0"),
+        ({"WORLD_SIZE": "0"}, "WORLD_SIZE=0 in the environment is not valid; set it to an integer of at least 1"),
+        ({"LOCAL_RANK": ""}, "LOCAL_RANK= in the environment is not valid; set it to an integer of at least 0"),
         ({"LOCAL_WORLD_SIZE": "two"}, "LOCAL_WORLD_SIZE=two "),
     ],
 )

@@ -140,7 +140,7 @@ def test_the_configuration_resolves_to_muon_before_compression() -> None:
         (("compressor=dgc",), "momentum=corrected replaces the momentum of SGD, but MuonAdamW has other moments"),
         (("optimizer.lr=-1",), "optimizer cannot be created with lr=-1"),
         (("optimizer.adjust_lr_fn=foo",), "optimizer cannot be created with"),
-        (("optimizer.ns_steps=200",), "optimizer.ns_steps must be a whole number, at least 0 and at most 99, got 200"),
+        (("optimizer.ns_steps=200",), "optimizer.ns_steps must be an integer, at least 0 and at most 99, got 200"),
     ],
 )
 def test_wrong_settings_are_one_line(words: tuple[str, ...], complaint: str) -> None:

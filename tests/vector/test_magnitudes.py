@@ -1,4 +1,4 @@
-"""Magnitudes compared as whole numbers, without compiled kernels."""
+"""Magnitudes compared as integers, without compiled kernels."""
 
 from __future__ import annotations
 

@@ -32,7 +32,7 @@ def test_a_neighbouring_whole_number(numbers: list[float], seed: int) -> None:
 
 
 def test_zeros_and_levels_stay() -> None:
-    """Not even the largest draw lifts a whole number, however large."""
+    """Not even the largest draw lifts an integer, however large."""
     values = torch.cat((torch.tensor([0.0, -0.0, 1.0, -1.0, -127.0]).repeat(10_000), torch.full((3_000_000,), 127.0)))
     assert torch.equal(round_stochastically(values.clone(), torch.Generator().manual_seed(0)), values)
 

@@ -110,7 +110,7 @@ def test_table_and_estimates_by_hand(rows: int, length: int, start: int) -> None
 @pytest.mark.parametrize("block", [7, 64, 1 << 16])
 @pytest.mark.parametrize("count", [1, 10, 99, 200, 300])
 def test_largest_is_the_top_of_all_estimates(block: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Block by block as in one piece, with ties (few columns, whole numbers) and zeros."""
+    """Block by block as in one piece, with ties (few columns, integers) and zeros."""
     monkeypatch.setattr(module, "CPU_BLOCK", block)
     for columns, values in ((3, student(200, 0).round()), (60, student(200, 1)), (60, torch.zeros(200))):
         sketch = Sketch(3, columns, seed=4)

@@ -235,7 +235,7 @@ def _number(
     text = environment.get(name, default)
     if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
         bounds = f"from {least} to {most}" if most is not None else f"of at least {least}"
-        raise ConfigError(f"{name}={text} in the environment is not valid; set it to a whole number {bounds}")
+        raise ConfigError(f"{name}={text} in the environment is not valid; set it to an integer {bounds}")
     return int(text)
 
 

@@ -122,7 +122,7 @@ def _between(vector: SparseVector, borders: Sequence[int], cuts: Sequence[int]) 
 
 
 def swap_counts(team: Team, counts: Sequence[int], device: torch.device) -> Program[list[int]]:
-    """Exchanges one whole number per pair of members, in ceil(log2 m) rounds.
+    """Exchanges one integer per pair of members, in ceil(log2 m) rounds.
 
     Source: Bruck et al., IEEE TPDS 1997, the index operation.
 

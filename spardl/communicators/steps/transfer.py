@@ -256,7 +256,7 @@ def _sizes(form: Form, slots: tuple[Slot, ...]) -> tuple[tuple[int, ...], tuple[
 
 
 def all_gather_counts(team: Team, counts: Sequence[int] | Tensor, device: torch.device) -> Program[list[list[int]]]:
-    """Gathers whole numbers of all members, for example sizes that only the sender of a message knows.
+    """Gathers integers of all members, for example sizes that only the sender of a message knows.
 
     Args:
         team: Members in a fixed order.

@@ -74,7 +74,7 @@ def check(call: Call, sizes: tuple[int, int] | None, *arguments: Any) -> None:
 
 @st.composite
 def problems(draw: st.DrawFn) -> tuple[Any, ...]:
-    """Halves of small whole numbers, so that many a magnitude is just the bound."""
+    """Halves of small integers, so that many a magnitude is just the bound."""
     length = draw(st.sampled_from([0, 1, 63, 64, 65, 128, 129]) | st.integers(0, 260))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**16)))
     dtype = draw(st.sampled_from(DTYPES))

@@ -366,7 +366,7 @@ STANDINGS = {
 def test_how_a_run_stands(case: str, tmp_path: Path) -> None:
     summary, queued, log, wanted = STANDINGS[case]
     wanted = wanted or ("died", "step 20; JOB 7 ON n0 CANCELLED DUE TO TIME LIMIT")
-    submissions, queue = room("submissions"), room("places").Queued
+    submissions, queue = room("submissions"), room("site").Queued
     entry = submissions.Entry(("seed=1",), "0123456789", 1, "7", "log.txt")
     made = submissions.new_submission(tmp_path, "slurm", False, {}, [entry])
     (made.folder / "log.txt").write_text(log)

@@ -84,7 +84,10 @@ class Stopping:
         if bound is None or step < bound:
             return False
         if not self._decided.wait(self._patience):
-            raise PeerError(f"rank {self._rank} was asked to stop, but not all workers responded")
+            raise PeerError(
+                f"rank {self._rank} was asked to stop, but not all workers responded; see the output of the others "
+                "(resume=auto continues from the last checkpoint)"
+            )
         return self._last is not None and step >= self._last
 
     @contextmanager

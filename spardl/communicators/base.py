@@ -76,7 +76,7 @@ class Communicator(ABC, Generic[C, S]):
 
     @property
     def splits(self) -> bool:
-        """Whether every sum can pause between its reduce-scatter and its all-gather, where it yields a ``Boundary``."""
+        """Whether every all-reduce yields a ``Boundary`` between its reduce-scatter and its all-gather."""
         return False
 
     def check_workers(self, workers: int) -> None:

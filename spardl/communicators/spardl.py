@@ -1,7 +1,9 @@
 """SparDL: sparse Reduce-Scatter within teams, sparse All-Gather between teams and within teams.
 
 Source: Zhao et al., SparDL: Distributed Deep Learning Training with Efficient Sparse Communication, ICDE 2024
-(arXiv 2304.00737). P workers form d teams of m = P/d. Per worker and synchronization, with k_b = k/m:
+(arXiv 2304.00737). P workers form d teams of m = P/d. R-SAG and B-SAG are the paper's sparse all-gathers between teams:
+by recursive doubling, and by Bruck's algorithm, before which each worker selects h entries (h adapts by step).
+Per worker and synchronization, with k_b = k/m:
 
 =====================  ==========================  ====================================
 stage                  rounds                      words

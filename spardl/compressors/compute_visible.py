@@ -1,9 +1,10 @@
 """Compute-visible sparsification: the changes of weights that a forward pass in bfloat16 would see.
 
 Source: Miahi and Belilovsky, Understanding and Exploiting Weight Update Sparsity for Communication-Efficient
-Distributed RL, 2026 (arXiv 2602.03839v2), PULSELoCo: after some local steps, each worker sends the entries of its
-weight change, plus what it has not sent before, that change the shared weight when both are rounded to bfloat16. There
-is no density: the number of entries follows from learning rate and number of local steps.
+Distributed RL, 2026 (arXiv 2602.03839v2), PULSELoCo: after some local steps, each worker adds its weight change to
+the changes that it has not sent yet, and sends only entries for which the shared weight, rounded to bfloat16, differs
+before and after the change. There is no density: the number of entries follows from the learning rate and the number of
+local steps.
 """
 
 from __future__ import annotations

@@ -30,5 +30,5 @@ class TopK(BudgetedCompressor):
     fills = True
 
     def choose_all(self, accumulated: Accumulator, pieces: Pieces, context: Context, state: State) -> list[Tensor]:
-        """Selects the k largest entries exactly; ties go to the lowest index."""
+        """Selects exactly the k entries of largest magnitude; ties go to the lowest index."""
         return [accumulated.largest(pieces.ranges)]

@@ -63,7 +63,7 @@ class Stats(NamedTuple):
         seconds: Time per step in seconds, by phase: ``select``, ``pack``, ``communicate``, ``merge``. These times
             overlap with the backward pass. The first step of a handle (compilation, setup) is excluded once there is a
             second one.
-        refused: Number of gradients (each of a group of parameters) that were skipped because they were not finite, or
+        refused: Number of gradients of groups of parameters that were skipped because they were not finite, or
             clipped because a sum overflowed. Counts all workers, which exchange their counts after steps 1, 2, 4, ...,
             64 and after every 64th step; for ``all_reduce``, this worker only.
         residual_ratio: 2-norm of the residual, as a multiple of the norm of one step's gradient (with ``optimizer=``:

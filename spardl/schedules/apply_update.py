@@ -218,7 +218,7 @@ class ApplyUpdate:
             steps: Step count that the moments continue from, equal for all optimizers.
 
         Returns:
-            Moments of the optimizer's own parameters, by number in ``parameters``; ``None`` where its state lacks
+            Moments of the optimizer's own parameters, by index in ``parameters``; ``None`` where its state lacks
             values. Empty if the optimizer has no state and needs none.
         """
         groups = {each: group for group in self._optimizer.param_groups for each in group["params"]}
@@ -277,15 +277,15 @@ def take_over(
     *,
     stale: bool,
 ) -> None:
-    """Converts the state of optimizers to this worker's moments and deletes it; must be called between two steps.
+    """Converts the state of optimizers to this worker's moments, then deletes that state; to be called between steps.
 
     Args:
         optimizers: Optimizers of different parameters.
         carried: Residuals and moments of this worker, which receive the state.
         names: Names of the parameters, in the order of ``carried``.
         parameters: Parameters in the same order.
-        scale: Loss scale (factor) that gradients in the moments are multiplied by.
-        stale: Whether ``carried`` was loaded and is newer than the optimizers' states, which are then only deleted.
+        scale: Loss scale of the gradients; the converted moments are multiplied by it.
+        stale: Whether the optimizers' states are older than a loaded ``carried``; they are then deleted, not converted.
     """
     if not any(each.trained for each in optimizers):
         return

@@ -83,7 +83,7 @@ class Linear:
         return min(flat, steep, key=lambda line: line.error(entries, seconds))
 
     def error(self, entries: Sequence[int], seconds: Sequence[float]) -> float:
-        """Returns the sum of squared differences between the line and measured times, in seconds squared."""
+        """Returns the sum of squared differences between the fitted line and measured times, in seconds squared."""
         return math.fsum((self(x) - y) ** 2 for x, y in zip(entries, seconds, strict=True))
 
 
@@ -149,7 +149,7 @@ def by_share(entries: Sequence[int], count: int) -> list[Range]:
         count: Number of groups to form.
 
     Returns:
-        The partition in flat order.
+        Ranges of the groups, in the order of the flat gradient.
 
     Raises:
         ConfigError: If there are fewer layers than groups.
@@ -223,7 +223,7 @@ def flat_order(gradient: Storage, choose: Callable[[list[int]], Sequence[Range]]
             positions.
 
     Returns:
-        The partition in flat order.
+        Ranges of the groups, in the order of the flat gradient.
     """
     count = len(gradient.layers)
     # Mirror the positions: ``choose`` expects the first layer of the forward pass at 0.
@@ -240,7 +240,7 @@ def by_megabytes(gradient: Storage, megabytes: float) -> list[Range]:
         megabytes: Largest size of a group in megabytes (2^20 bytes) of gradients; 0 for one group per layer.
 
     Returns:
-        The partition in flat order.
+        Ranges of the groups, in the order of the flat gradient.
     """
     sizes, step = gradient.entries, -1 if gradient.backwards else 1
     found: list[Range] = []

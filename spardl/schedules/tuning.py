@@ -258,8 +258,8 @@ class Trials:
 
         Raises:
             KeyError: If a value is missing.
-            ValueError: If a value has another type.
-            ConfigError: If a size is outside the bounds.
+            ValueError: If a value has the wrong type.
+            ConfigError: If a saved group size is outside the tuner's bounds.
         """
         if not isinstance(values, Mapping) or type(values["done"]) is not bool:
             raise ValueError("'trials' must be a dict whose 'done' is True or False")

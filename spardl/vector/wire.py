@@ -296,7 +296,7 @@ class Wire:
 
     @property
     def coarse(self) -> bool:
-        """Whether values have 8 bits or fewer, as levels between limits that the 256 values of a chunk share."""
+        """Whether values are quantized to 8 bits or fewer, with common limits for each 256 consecutive values."""
         return self.values in COARSE
 
     def dtype(self, own: torch.dtype) -> torch.dtype:

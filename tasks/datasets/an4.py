@@ -33,7 +33,7 @@ class _Utterance:
 
 
 def an4(root: str, cache: str, download: bool = False, stand_in: bool = False) -> SpeechDataset:
-    """Loads AN4: 948 training and 130 test utterances of one to six seconds, or those of them that the folder lists.
+    """Loads AN4: 948 training and 130 test utterances of one to six seconds, or the part of them that the folder lists.
 
     Args:
         root: Folder that contains the folder ``an4`` with ``etc/an4_{train,test}.{fileids,transcription}``, and with

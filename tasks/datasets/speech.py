@@ -49,7 +49,7 @@ def encode(text: str) -> Tensor:
 
 
 def decode(labels: Iterable[int]) -> str:
-    """Converts labels back to the text from which :func:`encode` made them; no label may be ``BLANK``."""
+    """Converts labels to text, the inverse of :func:`encode`; no label may be ``BLANK``."""
     return "".join(ALPHABET[label - 1] for label in labels)
 
 

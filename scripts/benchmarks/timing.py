@@ -73,11 +73,17 @@ def add_options(parser: argparse.ArgumentParser, repetitions: int = 9) -> None:
 
 
 def on_path(path: str, work: Callable[[], object]) -> Callable[[], object]:
-    """Wraps work so that it uses one of ``PATHS``; the environment variable stays set afterwards."""
+    """Wraps work so that it uses one of ``PATHS``."""
 
     def run() -> object:
+        before = os.environ.get("SPARDL_KERNELS")
         os.environ["SPARDL_KERNELS"] = path
-        return work()
+        try:
+            return work()
+        finally:
+            del os.environ["SPARDL_KERNELS"]
+            if before is not None:
+                os.environ["SPARDL_KERNELS"] = before
 
     return run
 

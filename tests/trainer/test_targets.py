@@ -14,12 +14,14 @@ from trainer.experiment import experiment_id
 from trainer.targets import hashed_targets, importable, public_targets
 
 TARGET = re.compile(r"_target_: ((?:spardl|trainer)\.\S+)")
+# Not exported until its trainings are recorded; see "Publishing a part" in docs/extending.md.
+UNPUBLISHED = {"spardl.compressors.compute_visible.ComputeVisible"}
 NAMED = sorted({name for path in CONFIGURATIONS.rglob("*.yaml") for name in TARGET.findall(path.read_text())})
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_configuration_names_what_is_public(name: str) -> None:
-    assert re.fullmatch(r"(spardl|trainer)\.[A-Z]\w+", name)
+    assert name in UNPUBLISHED or re.fullmatch(r"(spardl|trainer)\.[A-Z]\w+", name)
     path = importable({"_target_": name})["_target_"]
     assert get_class(path).__name__ == name.rpartition(".")[2]
 

@@ -166,7 +166,9 @@ def _plan(config: DictConfig) -> str:
     names = ("epochs", "max_steps", "batch_size", "accumulation")
     epochs, most, batch, passes = (OmegaConf.select(config, f"training.{name}") for name in names)
     member = find_membership(os.environ)
-    workers = OmegaConf.select(config, "cluster.workers") or (member.size if member else WORKERS)
+    workers = OmegaConf.select(config, "cluster.workers")
+    if workers is None:
+        workers = member.size if member else WORKERS
     length = f"{epochs} epochs" if most is None else f"at most {most} steps"
     examples = f"{batch}" if passes == 1 else f"{batch} x {passes}"
     return (

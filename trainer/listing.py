@@ -75,10 +75,10 @@ def _commented(pattern: str) -> Iterator[tuple[str, tuple[str, str]]]:
 
 def help_text() -> str:
     """Returns the help of ``train.py``: one line per group and per top-level setting, from ``conf/train.yaml``."""
-    rows = [
-        f"  {name:<13} {text} ({default}; {len(_choices(name, [CONFIGURATIONS]))})"
-        for name, (default, text) in groups().items()
-    ]
+    rows = []
+    for name, (default, text) in groups().items():
+        choice = "" if "; set by " in text else f"{default}; "
+        rows.append(f"  {name:<13} {text} ({choice}{len(_choices(name, [CONFIGURATIONS]))})")
     settings = _commented(r"(\w+): (\S+) # (.+)")
     shown = [f"  {name:<13} {text}" + _default(default) for name, (default, text) in settings]
     return _HELP.format(groups="\n".join(rows), settings="\n".join(shown))

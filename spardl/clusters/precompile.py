@@ -208,7 +208,9 @@ class _MachineLock:
             first, waited = False, time.monotonic() - begun
             if not logged and waited > _PATIENCE:
                 logged = True
-                self._logger.warning("another process on this machine is compiling the kernels; waiting for it")
+                self._logger.warning(
+                    "another process on this machine, usually another rank, is compiling the kernels; waiting for it"
+                )
             if waited > _LOCK_TIMEOUT:
                 self._gave_up = True
                 self._logger.warning("another process has held %s for %.0f s; compiling without the lock", path, waited)

@@ -38,6 +38,7 @@ from spardl.method.moving import Optimizers, matrices_of, optimizers_of, resolve
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_owner, check_whole, compare, kind_of, method_settings
 from spardl.method.refusals import NonFiniteCounts, NonFiniteReports, is_due
+from spardl.method.registry import check_averages_gradients
 from spardl.protocol.programs import clone_data
 from spardl.schedules import Wfbp
 from spardl.vector.flat import local_part, write
@@ -463,6 +464,7 @@ def attach_fsdp(
             "AdamW, or DDP with attach()"
         )
     made = resolve_momentum(choose_method(method, options), optimizers or None, for_handle=True)
+    check_averages_gradients(made.compressor, "attach_fsdp()")
     if made.compressor.by_matrix:
         raise ConfigError(
             f"{type(made.compressor).__name__} compresses matrices, but FSDP's shards are flat and would be sent "

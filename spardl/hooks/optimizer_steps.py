@@ -223,7 +223,11 @@ class StepGuard:
             passed: Whether the running pass has computed the gradients of all of them. Otherwise, they may have been
                 cleared since their last pass.
         """
-        return bool(self._stale) and any(each in self._stale and (passed or _has_gradient(each)) for each in parameters)
+        known = (each for each in parameters if isinstance(each, nn.Parameter) and each in self._stale)
+        found = [each for each in known if passed or _has_gradient(each)]
+        if passed:  # by these marks, the next pass finds out what the loop has cleared until then
+            self._applied_marks.set(found)
+        return bool(found)
 
     def check_stale(self) -> None:
         """Checks a backward pass that added to gradients which the last step had already applied.
@@ -319,7 +323,8 @@ class StepGuard:
         name, parameter = named
         if parameter in self._stale:
             # Also reached if the applied gradient itself was all zeros.
-            if not _has_gradient(parameter):
+            # Unchanged since an ignored pass, which may have added zeros to zeros: not cleared.
+            if not self._applied_marks.pop(parameter) and not _has_gradient(parameter):
                 del self._stale[parameter]
         elif (same := self._applied_marks.pop(parameter)) is not None:
             if not same:

@@ -120,12 +120,13 @@ class Averaging:
     ) -> Program[Sum]:
         """Averages one group, starting from the gradient, so that it is accumulated in the background as well."""
         gradient = gradients[local]
+        # Before the check, because the sum inside a node may overflow.
+        yield from self._nodes.mean_inside(worker, gradient)
         if self._scaling and (yield from any_overflowed(worker, gradient)):
             self._overflow(number, gradient)
             # The schedule waits at a boundary in every program, also where nothing is averaged.
             yield Boundary(gradient)
             return gradient
-        yield from self._nodes.mean_inside(worker, gradient)
         self._accumulate(number, gradient, state)
         own = self._method.average(self._nodes.node_of(worker), state, gradient)
         average = yield from self._nodes.between(worker, own, self._cluster.device)

@@ -130,9 +130,18 @@ def test_groups_that_cut_across_shards_are_refused() -> None:
         )
 
 
-@pytest.mark.parametrize("method", ["powersgd", "arc_topk"])
-def test_methods_for_matrices_are_refused(method: str) -> None:
-    """A shard is a vector, which such methods send uncompressed."""
+SHARDS_ARE_FLAT = (
+    "compresses matrices, but FSDP's shards are flat and would be sent uncompressed; use a method for vectors"
+)
+REFUSED = {
+    "powersgd": SHARDS_ARE_FLAT,
+    "arc_topk": SHARDS_ARE_FLAT,
+    "compute_visible": "but attach_fsdp() averages gradients; use spardl.Outer",
+}
+
+
+@pytest.mark.parametrize("method", REFUSED)
+def test_methods_that_shards_do_not_support(method: str) -> None:
 
     def work(cluster: ProcessGroupCluster) -> str:
         mesh = init_device_mesh("cpu", (2, 1), mesh_dim_names=("nodes", "inside"))
@@ -142,8 +151,7 @@ def test_methods_for_matrices_are_refused(method: str) -> None:
             attach_fsdp(model, method, group=mesh["nodes"].get_group())
         return str(error.value)
 
-    said = "compresses matrices, but FSDP's shards are flat and would be sent uncompressed; use a method for vectors"
-    assert all(said in found for found in run_workers(2, work))
+    assert all(REFUSED[method] in found for found in run_workers(2, work))
 
 
 def test_a_model_that_is_not_sharded() -> None:

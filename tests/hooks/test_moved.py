@@ -436,7 +436,7 @@ ADAM = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AdamMomentum())
         (lambda: Loop(attached(PART), clip_norm=-1), "clip_norm must be a number above 0"),
         (
             lambda: Loop(attached(spardl.make_method("none")), clip_norm=1.0),
-            "has no effect with schedule=wfbp and momentum=optimizer",
+            "clip_norm has no effect where gradients are averaged",
         ),
         (lambda: Loop(attached(spardl.make_method("dgc")), sgd), "use torch.optim.SGD with momentum=0"),
     ],

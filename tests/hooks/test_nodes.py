@@ -15,7 +15,7 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.workers.membership import find_node
-from spardl.hooks.choosing import choose_nodes
+from spardl.hooks.choosing import choose_method, choose_nodes
 from spardl.protocol.programs import Worker
 from spardl.schedules import MgWfbp, Wfbp
 from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, weights
@@ -102,6 +102,34 @@ def test_the_next_handle_needs_the_same_nodes() -> None:
     (one, *others) = run_workers(4, work)
     assert one.startswith("the last handle of this model had ranks_per_node=2, and this one has 1")
     assert others == [one] * 3
+
+
+@pytest.mark.slow
+def test_an_overflow_inside_a_node_skips_the_step() -> None:
+    """Each gradient is finite, but not the sum of a node."""
+
+    def work(cluster: ProcessGroupCluster) -> tuple[float, bool]:
+        model = torch.nn.Linear(3, 1, bias=False)
+        optimizer, scaler = torch.optim.SGD(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=4.0)
+        synchronizer = spardl.Synchronizer(
+            model.named_parameters(), "topka", density=1.0, scaler=scaler, ranks_per_node=2
+        )
+        before = weights(model)
+        inputs = torch.full((1, 3), 2e38 / 4 if cluster.local_ranks[0] < 2 else 1.0)
+        with synchronizer:
+            scaler.scale(model(inputs).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        return scaler.get_scale(), torch.equal(weights(model), before)
+
+    assert run_workers(4, work) == [(2.0, True)] * 4
+
+
+def test_one_worker_per_node_uses_the_sums_of_the_backend() -> None:
+    with patch.dict("os.environ", LOCAL_WORLD_SIZE="1", LOCAL_RANK="0"):
+        assert choose_method("none", {}, ranks_per_node="auto").communicator.name == "backend"
+    with in_environment(0):
+        assert choose_method("none", {}, ranks_per_node="auto").communicator.name == "dense"
 
 
 def test_layouts_from_the_environment() -> None:

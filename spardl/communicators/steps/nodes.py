@@ -16,7 +16,7 @@ from torch import Tensor
 
 from spardl.basics.errors import ConfigError
 from spardl.communicators.dense import Dense
-from spardl.protocol.programs import Boundary, Exchange, Program, Receive, Request, Send, Worker
+from spardl.protocol.programs import Boundary, Collective, Exchange, Program, Receive, Request, Send, Worker
 
 __all__ = ["Nodes"]
 
@@ -78,8 +78,13 @@ class Nodes:
                 request = Exchange(sends, receives, inside=True)
             return (yield request)
 
+        # The sum of finite float16 numbers often overflows.
+        early = gradient.dtype == torch.float16
+        if early:
+            gradient.div_(count)
         yield from _translated(total, ask)
-        gradient.div_(count)
+        if not early:
+            gradient.div_(count)
 
     def between(self, worker: Worker, program: Program[T], device: torch.device) -> Program[T]:
         """Runs the program of a node, whose requests name nodes, on all workers of the node.
@@ -98,6 +103,11 @@ class Nodes:
         def ask(request: Request) -> Program[list[Tensor]]:
             if isinstance(request, Exchange):
                 return (yield from self._exchange(worker, request, device))
+            if isinstance(request, Collective):
+                raise ConfigError(
+                    f"ranks_per_node={self.ranks_per_node} does not support a communicator that yields "
+                    f"{type(request).__name__}, a collective of all workers; declare it with `collective = True`"
+                )
             return (yield request)
 
         return (yield from _translated(program, ask))

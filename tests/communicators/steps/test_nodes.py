@@ -8,10 +8,11 @@ import pytest
 import torch
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.clusters import SimulatedCluster
 from spardl.communicators.steps.nodes import Nodes
 from spardl.method.method import Method, MethodState
-from spardl.protocol.programs import Program, Worker
+from spardl.protocol.programs import AllReduce, Program, Worker
 from spardl.vector.layout import Layout
 from spardl.vector.sparse import Sum
 from tests.support.harness import NETWORK, Bench, same_bits
@@ -26,6 +27,23 @@ METHODS: dict[str, dict[str, Any]] = {
     "int8": {},
     "none": {},
 }
+
+
+def test_collectives_of_all_workers_are_refused() -> None:
+    """They would sum over all workers what only one worker of each node should contribute."""
+
+    def total() -> Program[None]:
+        yield AllReduce(torch.ones(3))
+
+    with pytest.raises(ConfigError, match="does not support a communicator that yields AllReduce"):
+        next(Nodes(2).between(Worker(0, 4), total(), torch.device("cpu")))
+
+
+def test_means_inside_a_node_do_not_overflow_in_half_precision() -> None:
+    cluster = SimulatedCluster(2, NETWORK, count_local=False)
+    gradients = [torch.full((3,), 40_000.0, dtype=torch.float16) for _ in cluster.local_ranks]
+    cluster.run([Nodes(2).mean_inside(*each) for each in zip(cluster.local_workers, gradients, strict=True)])
+    assert all(torch.equal(each, torch.full((3,), 40_000.0, dtype=torch.float16)) for each in gradients)
 
 
 def in_nodes(nodes: Nodes, method: Method, worker: Worker, gradient: torch.Tensor, state: MethodState) -> Program[Sum]:

@@ -7,13 +7,14 @@ import re
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import hydra
 import torch
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.errors import ConfigCompositionException, HydraException, OverrideParseException
+from hydra.errors import ConfigCompositionException, HydraException, MissingConfigException, OverrideParseException
 from omegaconf import OmegaConf
 from omegaconf.errors import ConfigAttributeError, ConfigKeyError, OmegaConfBaseException
 from yaml import YAMLError
@@ -193,6 +194,8 @@ def describe(error: Exception) -> Exception | str:
     cause = error.__cause__
     if isinstance(error, ConfigCompositionException) and isinstance(cause, ConfigAttributeError | ConfigKeyError):
         return _with_suggestion(error, cause)
+    if isinstance(error, MissingConfigException):
+        return _with_choice(error)
     if not isinstance(error, OverrideParseException):
         return error
     return f"{error.override!r} cannot be read: write GROUP=CHOICE or KEY=VALUE, and unusual values as KEY='\"VALUE\"'"
@@ -206,6 +209,16 @@ def _with_suggestion(error: Exception, cause: ConfigAttributeError | ConfigKeyEr
     path = str(cause.full_key).rpartition(".")[0]
     meant = f"{path}.{close}" if path else close
     return f"{str(error).splitlines()[0].rstrip('.')}; did you mean {meant}?"
+
+
+def _with_choice(error: MissingConfigException) -> Exception | str:
+    group, _, name = (error.missing_cfg_file or "").rpartition("/")
+    close = get_close_matches(name, error.options or (), n=1)
+    if not close:
+        return error
+    found = str(error).splitlines()[0].rstrip(".")
+    hint = f" (all: python train.py --list {group})" if (CONFIGURATIONS / group).is_dir() else ""
+    return f"{found}; did you mean {group}={close[0]}?{hint}"
 
 
 def complain(error: BaseException | str, code: int) -> int:

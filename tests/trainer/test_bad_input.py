@@ -52,6 +52,7 @@ CASES = {
     "cluster.backend=mpi": "cluster.backend must be auto, gloo or nccl",
     "cluster.device=tpu": "cluster.device must be auto, cpu or cuda",
     "compressor=foo": "Available options in 'compressor': arc_topk arc_topk_ef21 bf16",
+    "compressor=spardel": "did you mean compressor=spardl? (all: python train.py --list compressor)",
     "model=foo": "Available options in 'model': bert",
     "dataset=foo": "Available options in 'dataset': an4",
     "logger=foo": "Available options in 'logger': csv none several tensorboard wandb",

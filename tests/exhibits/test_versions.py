@@ -99,7 +99,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(2400)
+@pytest.mark.timeout(3300)
 def test_all_exhibits_survive_being_killed(runs: Path, tmp_path: Path) -> None:
     """The runs of this test are those that the next one compares."""
     words = ("all", "--scale=smoke", "--own", "--jobs=2", f"--outputs={runs}", f"--report={tmp_path / 'report'}")
@@ -111,7 +111,7 @@ def test_all_exhibits_survive_being_killed(runs: Path, tmp_path: Path) -> None:
         finished = list(islice((line for line in first.stdout if ": done" in line), 20))
         first.send_signal(signal.SIGKILL)
     time.sleep(1)  # those that it started end by themselves
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=2000, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3000, check=False)
     # Five exhibits need a network lab; one has four jobs there, and one has two.
     assert done.returncode == (1 if missing() else 0), done.stderr
     assert done.stdout.count(": failed: ") == (9 if missing() else 0), done.stdout

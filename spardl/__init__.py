@@ -74,7 +74,7 @@ _MOVED: Mapping[str, str] = MappingProxyType(
 
 def __getattr__(name: str) -> Any:
     if name == "attach_fsdp":
-        # Here, since torch.distributed.fsdp takes 0.4 s to import, four times as much as the rest of this package.
+        # Imported on first use: torch.distributed.fsdp takes 0.4 s, the rest of this package 0.1 s.
         return import_module("spardl.hooks.fsdp").attach_fsdp
     if name not in _MOVED:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -27,7 +27,7 @@ WORDS = (
     "seconds of both passes as measured on one core (scripts/profiles), times the examples of all workers, and an "
     "update per worker and step. Examples that are longer than those of the profile count in proportion. Selection, "
     "messages and evaluations are not counted. The profiles are of two machines: those of VGG-19, ResNet-18 and the "
-    "LSTMs on AN4 and WikiText-2 are of one on which VGG-16 takes 0.44 times as long."
+    "LSTMs on AN4 and WikiText-2 were measured on one on which VGG-16 takes 0.44 of the time."
 )
 BASIS = Basis("nothing", "seconds of both passes and the update of each model, on one core", "that nothing else counts")
 COLUMNS = ("training", "exhibit", "a run", "measured", "core hours of a run", "runs", "core hours of all")

@@ -52,6 +52,7 @@ class ComputeVisible(SparseCompressor):
 def _visible(values: Tensor, weights: Tensor | None, start: int, stop: int) -> Tensor:
     """Returns the int64 positions of the entries in [start, stop) that change a weight in bfloat16, shape (m,)."""
     changes = values[start:stop]
+    # Without weights, as in the laws of all compressors, changes are compared with zeros.
     before = torch.zeros_like(changes) if weights is None else weights[start:stop]
     seen = (before - changes).bfloat16() != before.bfloat16()
     return seen.nonzero().squeeze(1) + start

@@ -69,10 +69,9 @@ def choose_method(
     halves = isinstance(schedule, Dear) or schedule == Dear.name
     if not isinstance(method, Method) and matrices_of(optimizers_of(optimizer)):
         options = {**muon_defaults(find_recipe(method), options), **options}
-    shared = (
-        find_node(os.environ)[0] if isinstance(ranks_per_node, str) and ranks_per_node == "auto" else ranks_per_node
-    )
-    alone = isinstance(shared, int) and shared == 1
+    if isinstance(ranks_per_node, str) and ranks_per_node == "auto":
+        ranks_per_node, _ = find_node(os.environ)
+    alone = isinstance(ranks_per_node, int) and ranks_per_node == 1
     if isinstance(method, Method) or halves or "communicator" in options or not alone:
         return make_method(method, **options)
     # Only the trainer compares runs with simulated ones, which fixes the order of sums. Handles use the faster sums of

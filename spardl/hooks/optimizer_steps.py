@@ -322,8 +322,7 @@ class StepGuard:
         """Records whether the gradient that the last step applied has been cleared since then."""
         name, parameter = named
         if parameter in self._stale:
-            # Also reached if the applied gradient itself was all zeros.
-            # Unchanged since an ignored pass, which may have added zeros to zeros: not cleared.
+            # Zeros that are unchanged since an ignored pass were not cleared; the applied gradient itself may be zero.
             if not self._applied_marks.pop(parameter) and not _has_gradient(parameter):
                 del self._stale[parameter]
         elif (same := self._applied_marks.pop(parameter)) is not None:

@@ -543,7 +543,9 @@ class Method:
         return _divided(total, worker.size, state, carries=self.carries)
 
     def _run(self, worker: Worker, state: MethodState, into: Tensor | None) -> Program[Sum]:
-        weights = _flat_weights(state) if self.compressor.needs_weights else None
+        # Joined in each synchronization, because a copy between steps would take the memory of another model.
+        needed = state.weights if self.compressor.needs_weights else ()
+        weights = torch.cat([each.detach().reshape(-1) for each in needed]) if needed else None
         context = Context(worker, state.layout, state.step - self.warmup.steps, weights)
         step = self.compressor.index_step if isinstance(self.compressor, SparseCompressor) else NIBBLE
         accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound, into, step)
@@ -565,13 +567,6 @@ class Method:
         self.residual.keep(accumulated, total.indices)
         scaled = self.residual.scale(total, self.compressor.parts(context))
         return SparseVector(scaled.indices, _limited(scaled.values, worker.size, state), scaled.length)
-
-
-def _flat_weights(state: MethodState) -> Tensor:
-    # Made anew in each synchronization, because a copy between steps would take the memory of another model.
-    if not state.weights:
-        return torch.zeros_like(state.memory)
-    return torch.cat([each.detach().reshape(-1) for each in state.weights])
 
 
 def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor, state: MethodState) -> None:

@@ -271,8 +271,8 @@ class Context(NamedTuple):
         worker: Rank of the local worker, and number of workers.
         layout: Shapes and positions of the tensors in the vector.
         step: Number of earlier synchronizations with this method, without dense warm-up; equal on all workers.
-        weights: Weights that the vector would be subtracted from, shape (n,), equal on all workers; ``None`` unless the
-            compressor needs them. All zero if the caller has none.
+        weights: Weights that the vector would be subtracted from, shape (n,), equal on all workers; ``None`` if the
+            compressor does not need them or the caller has none.
     """
 
     worker: Worker

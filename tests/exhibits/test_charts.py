@@ -202,7 +202,7 @@ def test_series_are_told_apart(scheme: str, seeing: str) -> None:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_letters_in_any_colour_can_be_read(scheme: str) -> None:
-    """Names stand beside lines in the lines' colours, so lines have the contrast of text."""
+    """Labels have the colours of their lines, so lines have the contrast of text."""
     own = {name: getattr(colour, scheme) for name, colour in palette.PAGE.items()}
     for paper in (own["paper"], own["panel"]):
         for front in (own["ink"], own["soft"], own["link"], *(getattr(each, scheme) for each in palette.SERIES)):

@@ -263,7 +263,7 @@ def test_rates_are_chosen_on_the_other_seeds_by_hand() -> None:
     rows, compressors = tables(VALUES)
     dense, topk, _ = rows.rows
     assert [cell.text for cell in dense.cells[:2]] == ["lr 0.04", "0.9 ± 0"]
-    # Without the first seed 0.04 is best (0.8 to 0.65), likewise without the second; without the third 0.01 is.
+    # Without the first or the second seed, 0.04 is best (0.8 to 0.65); without the third, 0.01 is.
     assert topk.cells[1].value == (0.7 + 0.7 + 0.5) / 3
     assert topk.cells[3].text == "lr 0.01: 0.7, lr 0.04: 0.7667, lr 0.16: failed"
     assert topk.cells[4].value is not None

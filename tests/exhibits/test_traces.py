@@ -308,7 +308,7 @@ def test_gradients_are_told_from_residuals() -> None:
 
 
 def test_of_some_steps_only_of_xi() -> None:
-    """What is found of a step does not depend on whether those before it were looked at."""
+    """Figures of a step do not depend on whether earlier steps were traced."""
     method = Method(ReusedThreshold(0.1, period=1), OkTopk(threshold_period=1), PartialResidual())
     watchers = xi._Selections(last=7), xi._Selections(last=7, every=3)
     for watcher in watchers:
@@ -390,7 +390,7 @@ def test_replicas_are_bit_identical_and_mass_is_conserved(
 
 @pytest.mark.parametrize(("workers", "length"), [(1, 30), (2, 30), (5, 3), (7, 100), (14, 333)])
 def test_cost_is_that_of_spardl(workers: int, length: int) -> None:
-    """Fewer entries than workers, too."""
+    """Also holds for fewer entries than workers."""
     found = []
     for method in (at_once(0.2), harness.spardl(0.2)):
         bench = harness.Bench.build(method, workers, length)
@@ -449,7 +449,7 @@ def test_what_is_not_compared_is_refused() -> None:
 
 
 def test_both_get_what_the_workers_have() -> None:
-    """So the lazy way's average is the training's, in every step; and mass is told of the most that is possible."""
+    """The lazy average equals that of the training in every step, and the mass refers to the largest possible one."""
     trace = lazy._Both()
     seen = []
     look = trace.look
@@ -508,7 +508,7 @@ def test_a_training_of_lazy() -> None:
 
 
 def test_to_note_changes_nothing() -> None:
-    """Bits of averages and what h becomes are those of a method that nobody looks at."""
+    """Averages and h have the same bits as without the trace."""
     watch = adaptation._Watch()
     plain, noted = harness.spardl(0.2, teams=2), watched.Watched.of(harness.spardl(0.2, teams=2), watch)
     benches = [harness.Bench.build(method, 4, 400) for method in (plain, noted)]

@@ -74,7 +74,7 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ROOT / ".gitignore",
     ):
         shutil.copy2(path, copy)
-    if (cache := ROOT / ".mypy_cache").exists():  # saves checking what is not new
+    if (cache := ROOT / ".mypy_cache").exists():  # mypy then checks only new files
         shutil.copytree(cache, copy / cache.name)
     for name, text in files_of_the_page().items():
         assert not (copy / name).exists(), name

@@ -140,7 +140,7 @@ def requirements(lines: Iterable[str]) -> list[str]:
 
 
 def install(wheel: Path, environment: Path) -> None:
-    """Installs a wheel in a new environment, where all that it needs are links to what is installed here.
+    """Installs a wheel in a new environment, with links to the requirements that are installed here.
 
     Nothing else can be imported there. Downloading torch anew would take minutes.
     """

@@ -44,7 +44,7 @@ def test_the_package_has_few_names() -> None:
 
 @pytest.mark.slow
 def test_the_package_imports_no_sharding() -> None:
-    """``torch.distributed.fsdp`` takes four times as long to import as this package."""
+    """``torch.distributed.fsdp`` takes 0.4 s to import, the rest of this package 0.1 s."""
     program = "import sys, spardl; print({'torch.distributed.fsdp', 'sympy', 'numba', 'triton'} & {*sys.modules})"
     done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout == "set()\n"

@@ -236,7 +236,7 @@ README_ROWS = {
 
 
 def advice(**seconds: float) -> Advice:
-    """Methods that take so many seconds."""
+    """Returns advice about methods with these times, in seconds."""
     choices = [Choice(name, {}, "wfbp", taken, 0.0, 0.0) for name, taken in seconds.items()]
     ordered = tuple(sorted(choices, key=lambda choice: choice.seconds))
     return Advice(ordered, Network(0, 1), 4, 1000, 1.0, baseline=ordered[0])

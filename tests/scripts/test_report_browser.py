@@ -248,7 +248,7 @@ def test_on_paper_exhibits_are_unfolded_and_nothing_is_cut_off(opened: Any) -> N
     assert all(box["right"] <= 670 for box in opened.evaluate(BOXES))
 
 
-# What is done to the page, and what has to find it.
+# Faults that are put into the page, and the checks that must find them.
 FAULTS = {
     "a wide table": (looking.OVERFLOW, "document.querySelector('.stack').style.width = '1500px'"),
     "a long word": (looking.OVERFLOW, "document.querySelector('h1').style.whiteSpace = 'nowrap'"),

@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 class Reader(HTMLParser):
-    """Ids, links, and text of a page; complains of what is not closed."""
+    """Collects ids, links and text of a page; fails if a tag is not closed."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -140,7 +140,7 @@ def test_what_failed_is_marked_and_counted(exhibit: Any, tmp_path: Path) -> None
     assert "<td class=bad>failed: out of &lt;memory&gt;</td>" in made.html
     assert made.marks == 1
     text = Reader(page(made)).text
-    assert text.count("\u2717 1 cell") == 2  # in the contents, and beside the title
+    assert text.count("\u2717 1 cell") == 2  # in the contents, and next to the title
     assert "failed: out of <memory>; see " in text
     assert re.search(r"td\.bad::before \{ content:", page(made))  # not by colour alone
 

@@ -24,12 +24,6 @@ pytestmark = [
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-@pytest.fixture(scope="module")
-def call() -> Iterator[Call]:
-    with worker(needs_cpu=True) as function:
-        yield function
-
-
 def written_and_read(triton: bool, vector: SparseVector, slot: Slot, messages: Tensor, full: bool) -> list[Tensor]:
     """Message and indices of a vector, and what three messages are decoded to, in host memory."""
     emulation, dtype = emulated_with_triton if triton else emulated, vector.values.dtype

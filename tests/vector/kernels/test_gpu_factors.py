@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -11,19 +10,13 @@ from torch import Tensor
 
 from spardl.compressors.powersgd import _scaled
 from tests.support.emulated_gpu import Meter, emulated, emulated_with_triton, on_device, on_host
-from tests.vector.kernels.gpu_worker import Call, worker
+from tests.vector.kernels.gpu_worker import Call
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
 ]
-
-
-@pytest.fixture(scope="module")
-def call() -> Iterator[Call]:
-    with worker(needs_cpu=True) as function:
-        yield function
 
 
 def scaled(triton: bool, factors: Tensor, old: Tensor | None) -> tuple[Tensor, int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from importlib.util import find_spec
 
 import pytest
@@ -18,12 +17,6 @@ pytestmark = [
     pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
 ]
-
-
-@pytest.fixture(scope="module")
-def call() -> Iterator[Call]:
-    with worker(needs_cpu=True) as function:
-        yield function
 
 
 def coded(triton: bool, values: Tensor, block: int, bits: int, leave: bool, add: bool) -> tuple[list[Tensor], int]:

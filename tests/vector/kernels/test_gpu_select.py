@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
 from importlib.util import find_spec
 from itertools import pairwise
 from unittest.mock import patch
@@ -27,12 +26,6 @@ pytestmark = [
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 NOTHING = ListingRanges(np.empty(0, np.int64), np.empty(0, np.int64), torch.empty(0), np.empty(0, np.int64))
-
-
-@pytest.fixture(scope="module")
-def call() -> Iterator[Call]:
-    with worker(needs_cpu=True) as function:
-        yield function
 
 
 def ranges_of(length: int, number: int, draw: random.Random) -> list[Range]:

@@ -21,7 +21,7 @@ from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.method.moving import check_local_update, matrices_of
 from spardl.protocol.programs import Worker
-from spardl.schedules.apply_update import ApplyUpdate, decay_of
+from spardl.schedules.apply_update import ApplyUpdate, decay_of, step_size_of
 from spardl.schedules.engine import Schedule, Training
 from spardl.vector.flat import FlatGradient
 from trainer.early_stopping import EarlyStopping
@@ -300,6 +300,11 @@ class Plan:
             raise ConfigError(
                 f"schedule={self.schedule.name} does not support loss scaling; use training.precision=bf16, or fp32"
             )
+        if self.method.compressor.absolute and self.settings.formats.scales:
+            raise ConfigError(
+                f"compressor={self.method.compressor.name} uses a fixed threshold, which does not work with a changing "
+                "loss scale; use training.precision=bf16 or fp32, or compressor=topk"
+            )
         # Raises if there are too few examples.
         self.sampler(Worker(0, workers))
         model = self._try_model()
@@ -456,6 +461,7 @@ class Learner:
             factor,
             decay=decay_of(plan.method.momentum, parts),
             matrices=matrices_of(parts) if plan.method.momentum.moved else (),
+            step_size=step_size_of(plan.method.momentum, parts),
         )
         self.synchronizer = plan.schedule.start(plan.method, cluster, training)
         self.workers = [

@@ -55,8 +55,8 @@ class Compressor(ABC):
             shapes.
         absolute: Whether entries are compared with a fixed threshold, so that multiplying a gradient changes the
             selection.
-        needs_weights: Whether vectors must be changes of weights, which are compared with the weights in the context.
-            These need a format of at least 32 bits.
+        needs_weights: Whether vectors must be changes of weights, or updates with step sizes in the context, because
+            they are compared with the weights in the context. These need a format of at least 32 bits.
     """
 
     name: ClassVar[str]

@@ -4,7 +4,7 @@ Source: Miahi and Belilovsky, Understanding and Exploiting Weight Update Sparsit
 Distributed RL, 2026 (arXiv 2602.03839v2), PULSELoCo: after some local steps, each worker adds its weight change to
 the changes that it has not sent yet, and sends only entries for which the shared weight, rounded to bfloat16, differs
 before and after the change. There is no density: the number of entries follows from the learning rate and the number of
-local steps.
+local steps. In every-step use, which the paper does not have, the changes are each worker's updates.
 """
 
 from __future__ import annotations
@@ -22,12 +22,19 @@ from spardl.vector.layout import Range
 
 __all__ = ["METHODS", "ComputeVisible"]
 
-METHODS = (Combination("compute_visible", compressor="compute_visible", communicator="allgather", residual="local"),)
+METHODS = (
+    Combination(
+        "compute_visible", compressor="compute_visible", communicator="allgather", residual="local", momentum="auto"
+    ),
+)
 
 
 @dataclass(frozen=True)
 class ComputeVisible(SparseCompressor):
-    """Keeps the entries that change a weight rounded to bfloat16, in any number; for :class:`Outer` only.
+    """Keeps the entries that change a weight rounded to bfloat16, in any number.
+
+    For :class:`Outer`, and for handles with an ``optimizer=`` whose momentum they apply before compression: they
+    multiply an update by the present learning rate before they compare it with the weight.
 
     An entry is kept if it moves its weight into another bfloat16 value: if it exceeds about 1/512 of the weight, or
     less near the border between two values. With error feedback, smaller changes are sent once their sum is visible.
@@ -41,18 +48,19 @@ class ComputeVisible(SparseCompressor):
 
     def selector(self, context: Context, state: State) -> Select:
         """Returns a function that selects all visible entries, whatever number is requested."""
-        weights = context.weights
 
         def select(accumulated: Accumulator, parts: Sequence[Range]) -> Tensor:
-            return torch.cat([_visible(accumulated.values, weights, *part[:2]) for part in parts])
+            return torch.cat([_visible(accumulated.values, context, *part[:2]) for part in parts])
 
         return select
 
 
-def _visible(values: Tensor, weights: Tensor | None, start: int, stop: int) -> Tensor:
+def _visible(values: Tensor, context: Context, start: int, stop: int) -> Tensor:
     """Returns the int64 positions of the entries in [start, stop) that change a weight in bfloat16, shape (m,)."""
     changes = values[start:stop]
+    if context.step_sizes is not None:
+        changes = changes * context.step_sizes[start:stop]
     # Without weights, as in the laws of all compressors, changes are compared with zeros.
-    before = torch.zeros_like(changes) if weights is None else weights[start:stop]
+    before = torch.zeros_like(changes) if context.weights is None else context.weights[start:stop]
     seen = (before - changes).bfloat16() != before.bfloat16()
     return seen.nonzero().squeeze(1) + start

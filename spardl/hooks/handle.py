@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.amp.grad_scaler import GradScaler
 
-from spardl.basics.checks import check_dtypes, check_type
+from spardl.basics.checks import check_type
 from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import weak_method
 from spardl.clusters import ProcessGroupCluster
@@ -29,9 +29,10 @@ from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.method.moving import Optimizers, matrices_of, optimizers_of, resolve_momentum
 from spardl.method.provenance import check_owner, owner_of
+from spardl.method.registry import check_weights
 from spardl.protocol.programs import clone_data
 from spardl.schedules import Schedule, Training
-from spardl.schedules.apply_update import decay_of
+from spardl.schedules.apply_update import decay_of, step_size_of
 from spardl.schedules.gradient_state import ResidualSize
 from spardl.schedules.scaling import scale_of
 from spardl.vector.flat import CopiedGradient, local_part
@@ -203,7 +204,7 @@ class GradientHandle(Handle):
         method = resolve_momentum(method, optimizers or None, for_handle=True)
         check_update(schedule, method, optimizers, clip_norm, scaler)
         schedule.check(method, clips=clip_norm is not None and not method.momentum.moved)
-        check_dtypes(named)
+        check_weights(method.compressor, trained)
         check_optimizer_parameters(schedule, method, optimizers, trained)
         parameters = [pair.parameter for pair in trained]
         cluster = SideGroup(group, device, timeout)
@@ -213,11 +214,17 @@ class GradientHandle(Handle):
         self._trained = list(trained)
         self._discardable = frozenset(parameters)
         self._discards: frozenset[nn.Parameter] = frozenset()
-        decay = decay_of(method.momentum, optimizers or None)
+        decay, rates = (read(method.momentum, optimizers or None) for read in (decay_of, step_size_of))
         matrices = matrices_of(optimizers) if method.momentum.moved else frozenset()
         self._update_facts = update_facts(optimizers, named, matrices)
         self._make_training = partial(
-            Training, clip_norm=clip_norm, scale=scale_of(scaler), decay=decay, matrices=matrices, nodes=nodes
+            Training,
+            clip_norm=clip_norm,
+            scale=scale_of(scaler),
+            decay=decay,
+            matrices=matrices,
+            step_size=rates,
+            nodes=nodes,
         )
 
     def _make_averager(

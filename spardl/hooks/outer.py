@@ -17,7 +17,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from spardl.basics.checks import check_dtypes
 from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.communicators.steps.transfer import all_gather
@@ -29,6 +28,7 @@ from spardl.method.method import Method
 from spardl.method.moving import Optimizers, double_momentum_warning, optimizers_of, resolve_momentum, trained_by
 from spardl.method.names import MethodName
 from spardl.method.provenance import check_whole
+from spardl.method.registry import check_weights
 from spardl.protocol.programs import Program, Worker, clone_data, whole_team
 from spardl.schedules import OuterSteps, Schedule, Training
 from spardl.schedules.apply_update import unwrap
@@ -331,7 +331,7 @@ class Outer(_NotAnOptimizer, Handle):
             outer = replace(outer, lr=_LR_WITH_RESIDUAL)
         parts = split_layers(self._named, fragments)
         chosen = choose_schedule("wfbp", bucket_mb)
-        _check_precision(made, self._named)
+        check_weights(made.compressor, self._named)
         # In the order of the backward pass, to which the places of fragments refer.
         self._parameters = [pair.parameter for pair in reversed(self._named)]
         super().__init__(made, SideGroup(group, self._parameters[0].device, timeout), self._parameters)
@@ -671,19 +671,6 @@ def _before_steps(optimizers: Iterable[torch.optim.Optimizer], call: Callable[..
 def _remove(hooks: Iterable[RemovableHandle]) -> None:
     for hook in hooks:
         hook.remove()
-
-
-def _check_precision(method: Method, named: Sequence[Named]) -> None:
-    """Checks that weights are real floating-point numbers, and can store the average of a change of one worker."""
-    check_dtypes(named)
-    if not method.compressor.needs_weights:
-        return
-    for name, parameter in named:
-        if parameter.itemsize < torch.float32.itemsize:
-            raise ConfigError(
-                f"compressor={method.compressor.name} needs weights in float32, but {name} is {parameter.dtype}, which "
-                "would round averages of few changes to nothing; keep weights in float32 and compute in torch.autocast"
-            )
 
 
 def _checked_optimizers(optimizer: Optimizers, parameters: set[nn.Parameter]) -> tuple[torch.optim.Optimizer, ...]:

@@ -7,7 +7,7 @@ are requested by a program: a generator that a cluster runs for one worker (see 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any
@@ -28,6 +28,7 @@ from spardl.method.warmup import Warmup
 from spardl.protocol.programs import Boundary, Context, Cost, Phase, Program, State, Step, Worker, describe
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
+from spardl.vector.flat import local_part
 from spardl.vector.kernels import runs_triton
 from spardl.vector.late import LateConditions
 from spardl.vector.layout import Layout
@@ -70,6 +71,8 @@ class MethodState:
         late: Earlier ``conditions`` that the host has not read yet; not saved.
         weights: Weights of any shape that the averages change, equal on all workers, one tensor for each of ``layout``;
             empty if averages are not changes of weights. Not saved.
+        step_sizes: Function that returns, for each tensor of ``layout``, the learning rate with which the optimizer
+            subtracts averages from ``weights``; ``None`` if averages are subtracted as they are. Not saved.
     """
 
     layout: Layout
@@ -86,6 +89,7 @@ class MethodState:
     conditions: list[Tensor] = field(default_factory=list)
     late: LateConditions = field(default_factory=LateConditions)
     weights: Sequence[Tensor] = ()
+    step_sizes: Callable[[], Sequence[float]] | None = None
 
     def refuse(self) -> None:
         """Counts the current step in ``refused``; further calls in the same step change nothing."""
@@ -543,10 +547,8 @@ class Method:
         return _divided(total, worker.size, state, carries=self.carries)
 
     def _run(self, worker: Worker, state: MethodState, into: Tensor | None) -> Program[Sum]:
-        # Joined in each synchronization, because a copy between steps would take the memory of another model.
-        needed = state.weights if self.compressor.needs_weights else ()
-        weights = torch.cat([each.detach().reshape(-1) for each in needed]) if needed else None
-        context = Context(worker, state.layout, state.step - self.warmup.steps, weights)
+        compared = _compared_weights(state) if self.compressor.needs_weights else ()
+        context = Context(worker, state.layout, state.step - self.warmup.steps, *compared)
         step = self.compressor.index_step if isinstance(self.compressor, SparseCompressor) else NIBBLE
         accumulated = Accumulator(state.memory, state.candidates, self.wire, state.bound, into, step)
         total = yield from self.communicator.reduce(
@@ -567,6 +569,18 @@ class Method:
         self.residual.keep(accumulated, total.indices)
         scaled = self.residual.scale(total, self.compressor.parts(context))
         return SparseVector(scaled.indices, _limited(scaled.values, worker.size, state), scaled.length)
+
+
+def _compared_weights(state: MethodState) -> tuple[Tensor | None, Tensor | None]:
+    """Returns the weights that averages change, and the step size of each entry, shape (n,) each, if there are any."""
+    if not state.weights:
+        return None, None
+    # Joined in each synchronization, because a copy between steps would take the memory of another model.
+    weights = torch.cat([local_part(each).detach().reshape(-1) for each in state.weights])
+    if state.step_sizes is None:
+        return weights, None
+    lengths = torch.tensor([local_part(each).numel() for each in state.weights], device=weights.device)
+    return weights, weights.new_tensor(state.step_sizes()).repeat_interleave(lengths)
 
 
 def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor, state: MethodState) -> None:

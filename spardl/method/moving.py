@@ -183,7 +183,8 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} has no effect with {kinds}, because only SGD uses it; remove it")
     residual = method.residual
-    if isinstance(residual, ErrorFeedback) and residual.decay is None:
+    # A change that bfloat16 does not see yet may take hundreds of steps to become visible.
+    if isinstance(residual, ErrorFeedback) and residual.decay is None and not method.compressor.needs_weights:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
     compressor, limit = method.compressor, _BETA2
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):

@@ -8,12 +8,17 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from collections.abc import Iterable
 from functools import cache
 from types import ModuleType
 from typing import Any, TypeVar
 
+import torch
+from torch import Tensor
+
 import spardl.communicators
 import spardl.compressors
+from spardl.basics.checks import check_dtypes
 from spardl.basics.errors import ConfigError
 from spardl.communicators.base import Communicator
 from spardl.compressors.base import Compressor, Mass, Output
@@ -24,6 +29,7 @@ from spardl.protocol.programs import Combination
 
 __all__ = [
     "check_averages_gradients",
+    "check_weights",
     "combinations",
     "communicators",
     "compressors",
@@ -152,7 +158,7 @@ def _nature(compressor: type[Compressor]) -> str:
 
 
 def check_averages_gradients(compressor: Compressor, place: str) -> None:
-    """Checks that a compressor can be used where gradients, and not changes of weights, are averaged.
+    """Checks that a compressor can be used where gradients, and not updates or changes of weights, are averaged.
 
     Args:
         compressor: Compressor of the method.
@@ -164,5 +170,26 @@ def check_averages_gradients(compressor: Compressor, place: str) -> None:
     if compressor.needs_weights:
         raise ConfigError(
             f"compressor={compressor.name} compares changes of weights with the weights, but {place} averages "
-            "gradients; use spardl.Outer (in the trainer: schedule=outer), or another compressor such as topk"
+            "gradients; use attach(..., optimizer=...) with AdamW, Muon, or SGD with momentum (in the trainer: "
+            "momentum=auto), spardl.Outer (schedule=outer), or another compressor such as topk"
         )
+
+
+def check_weights(compressor: Compressor, named: Iterable[tuple[str, Tensor]]) -> None:
+    """Checks that gradients can be averaged, and that weights can store the average of a change of one worker.
+
+    Args:
+        compressor: Compressor of the method.
+        named: Names and parameters, of any shape.
+
+    Raises:
+        ConfigError: If a dtype is not supported, or the compressor compares changes with weights of fewer than 32 bits.
+    """
+    named = list(named)
+    check_dtypes(named)
+    for name, parameter in named if compressor.needs_weights else ():
+        if parameter.itemsize < torch.float32.itemsize:
+            raise ConfigError(
+                f"compressor={compressor.name} needs weights in float32, but {name} is {parameter.dtype}, which would "
+                "round averages of few changes to nothing; keep weights in float32 and compute in torch.autocast"
+            )

@@ -273,12 +273,15 @@ class Context(NamedTuple):
         step: Number of earlier synchronizations with this method, without dense warm-up; equal on all workers.
         weights: Weights that the vector would be subtracted from, shape (n,), equal on all workers; ``None`` if the
             compressor does not need them or the caller has none.
+        step_sizes: Factors of the vector's entries before they are subtracted from the weights, shape (n,); ``None`` if
+            all are 1.
     """
 
     worker: Worker
     layout: Layout
     step: int
     weights: Tensor | None = None
+    step_sizes: Tensor | None = None
 
 
 # Costs per worker, in the units of the papers' formulas. The simulated cluster counts in the same units, so tests check

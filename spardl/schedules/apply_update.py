@@ -30,7 +30,7 @@ from spardl.method.muon import MuonMomentum
 from spardl.schedules.gradient_state import GradientState
 from spardl.vector.flat import local_part
 
-__all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "take_over", "unwrap"]
+__all__ = ["ApplyUpdate", "Updater", "decay_of", "runs_closure", "step_size_of", "take_over", "unwrap"]
 
 
 # Delayed updates of some parameters.
@@ -340,13 +340,36 @@ def decay_of(momentum: Momentum, optimizer: Optimizers) -> Callable[[nn.Paramete
         A function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` if the
         optimizer applies momentum and weight decay itself.
     """
+    return _setting_of(momentum, optimizer, lambda own, group, _: coupled_decay(own, group))
+
+
+def step_size_of(momentum: Momentum, optimizer: Optimizers) -> Callable[[nn.Parameter], float] | None:
+    """Returns the learning rate with which the optimizer will subtract averaged updates from the weights.
+
+    Args:
+        momentum: Momentum rule of the method.
+        optimizer: Optimizer that defines the learning rate, or several optimizers of different parameters.
+
+    Returns:
+        A function that returns the present learning rate of a parameter, and 0 for a frozen one; ``None`` if the
+        optimizer applies momentum itself.
+    """
+    return _setting_of(momentum, optimizer, step_size)
+
+
+def _setting_of(
+    momentum: Momentum,
+    optimizer: Optimizers,
+    read_setting: Callable[[torch.optim.Optimizer, Mapping[str, Any], nn.Parameter], float],
+) -> Callable[[nn.Parameter], float] | None:
+    """Returns a function that reads a setting of a parameter's group; ``None`` if averages are not local updates."""
     optimizers = optimizers_of(optimizer)
     if not optimizers or not momentum.moved:
         return None
     owners: dict[nn.Parameter, tuple[torch.optim.Optimizer, dict[str, Any]]] = {}
     read: list[list[dict[str, Any]]] = []
 
-    def decay(parameter: nn.Parameter) -> float:
+    def setting(parameter: nn.Parameter) -> float:
         # load_state_dict replaces the list of groups.
         now = [each.param_groups for each in optimizers]
         if parameter not in owners or len(read) != len(now) or any(a is not b for a, b in zip(read, now, strict=True)):
@@ -355,6 +378,6 @@ def decay_of(momentum: Momentum, optimizer: Optimizers) -> Callable[[nn.Paramete
                 owners.update({own: (each, group) for group in each.param_groups for own in group["params"]})
         # A frozen parameter has no update, and its weights must not enter the selection.
         known = parameter in owners and parameter.requires_grad
-        return coupled_decay(*owners[parameter]) if known else 0.0
+        return read_setting(*owners[parameter], parameter) if known else 0.0
 
-    return decay
+    return setting

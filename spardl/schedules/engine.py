@@ -120,7 +120,9 @@ class Training(NamedTuple):
             the weight decay of the method's momentum rule.
         matrices: Parameters of shape (a, b) that Muon updates.
         weights: Weights that the averages change, equal on all workers: one tensor of each parameter's shape, in the
-            order of ``gradient.parameters``. Empty if averages are not changes of weights.
+            order of ``gradient.parameters``. Empty for the parameters themselves.
+        step_size: Function that returns, for a parameter, the learning rate with which the optimizer subtracts averaged
+            updates from it; ``None`` if averages are subtracted as they are, or are not updates.
         nodes: Workers that share a node, whose gradients are averaged densely first.
 
     Example:
@@ -149,6 +151,7 @@ class Training(NamedTuple):
     decay: Callable[[nn.Parameter], float] | None = None
     matrices: Collection[nn.Parameter] = ()
     weights: Sequence[Tensor] = ()
+    step_size: Callable[[nn.Parameter], float] | None = None
     nodes: Nodes = Nodes()
 
 
@@ -188,7 +191,10 @@ class Engine(ABC):
         ranks = len(cluster.local_ranks)
         self.kept = self.steps = 0
         self.measures_residual = False
-        self.gradient_state = GradientState(method, gradient, ranks, partition, training.matrices, training.weights)
+        weights = training.weights or (gradient.parameters if method.compressor.needs_weights else ())
+        self.gradient_state = GradientState(
+            method, gradient, ranks, partition, training.matrices, weights, training.step_size
+        )
         self.limit = Limit(training.clip_norm, first=method.momentum.moved or self._clips_own)
         self._scaling = Scaling(training.scale)
         self._usage = Usage(ranks, len(gradient.parameters), always=training.find_unused)
@@ -413,7 +419,8 @@ class Schedule(ABC):
         Raises:
             ConfigError: If this schedule cannot run the method; the message says what to do instead.
         """
-        check_averages_gradients(method.compressor, f"schedule={self.name}")
+        if not method.momentum.moved:
+            check_averages_gradients(method.compressor, f"schedule={self.name}")
 
     def start(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """Creates the engine of one training; all workers must call this at the same time.

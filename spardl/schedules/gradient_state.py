@@ -7,8 +7,9 @@ this process runs. *Flat order* is the order of the layers in the flat gradient.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -192,6 +193,8 @@ class GradientState:
             gradients changes.
         matrices: Parameters of shape (a, b) that Muon updates.
         weights: Weights that the averages change, one tensor of each parameter's shape; empty if they change none.
+        step_size: Function that returns, for a parameter, the learning rate with which averages are subtracted from the
+            weights; ``None`` if they are subtracted as they are.
 
     Attributes:
         groups: Groups of layers in flat order.
@@ -208,8 +211,10 @@ class GradientState:
         partition: Sequence[Range],
         matrices: Collection[nn.Parameter] = (),
         weights: Sequence[Tensor] = (),
+        step_size: Callable[[nn.Parameter], float] | None = None,
     ) -> None:
         self._method, self._gradient, self.matrices, self._weights = method, gradient, matrices, weights
+        self._step_size = step_size
         self.remembers = method.residual.remembers
         # Only the engine reads a copied gradient, and one rank needs only one copy.
         self.shares = isinstance(gradient, CopiedGradient) and ranks == 1 and method.in_place
@@ -267,6 +272,8 @@ class GradientState:
         for state in states:
             state.moments.matrices = _matrices_in(self._gradient, tensors, self.matrices)
             state.weights = self._weights[slice(*tensors)]
+            if self._step_size is not None:
+                state.step_sizes = partial(_step_sizes, self._step_size, self._gradient.parameters[slice(*tensors)])
         return Group(layers, tensors, entries, states)
 
     def _state(self, layout: Layout, local: int, entries: tuple[int, int]) -> MethodState:
@@ -387,6 +394,10 @@ class GradientState:
         """
         for states, *saved in zip(self.states, *parts, strict=True):
             states[local].adopt(saved, worker, before)
+
+
+def _step_sizes(step_size: Callable[[nn.Parameter], float], parameters: Sequence[nn.Parameter]) -> list[float]:
+    return [step_size(each) for each in parameters]
 
 
 def _matrices_in(gradient: Storage, tensors: tuple[int, int], matrices: Collection[nn.Parameter]) -> tuple[Matrix, ...]:

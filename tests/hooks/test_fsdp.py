@@ -136,7 +136,7 @@ SHARDS_ARE_FLAT = (
 REFUSED = {
     "powersgd": SHARDS_ARE_FLAT,
     "arc_topk": SHARDS_ARE_FLAT,
-    "compute_visible": "but attach_fsdp() averages gradients; use spardl.Outer",
+    "compute_visible": "but attach_fsdp() averages gradients; use attach(..., optimizer=...)",
 }
 
 
@@ -277,7 +277,7 @@ def set_all_reduce(model: Any, last: bool) -> None:
     ("clip_norm", "passes", "accumulate"),
     [(None, 1, set_gradient_sync), (0.5, 2, set_gradient_sync), (0.5, 2, set_all_reduce)],
 )
-@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("name", [*OPTIMIZERS, "compute_visible"])
 def test_nodes_update_like_unsharded_workers(
     name: str, clip_norm: float | None, passes: int, accumulate: Callable[[Any, bool], None]
 ) -> None:
@@ -290,8 +290,13 @@ def test_nodes_update_like_unsharded_workers(
         model: Any = copy.deepcopy(plain)
         fully_shard(model.layer, mesh=mesh["inside"])
         fully_shard(model, mesh=mesh["inside"])
-        rules = [OPTIMIZERS[name](each) for each in (plain, model)]
+        visible = name == "compute_visible"
+        rules = [OPTIMIZERS["adamw" if visible else name](each) for each in (plain, model)]
+        for owned in (rule.param_groups for rule in rules if visible):
+            owned[0]["lr"], owned[1]["lr"] = 2e-4, 1e-4  # at which bfloat16 sees a part of the updates
         given = {"method": whole_method(name), "group": group, "clip_norm": clip_norm}
+        if visible:
+            given |= {"method": name, "update_scale": "none"}
         reference = spardl.Synchronizer(plain.named_parameters(), optimizer=rules[0], **given)
         handle: Any = attach_fsdp(model, optimizer=rules[1], **given)
         schedules = [torch.optim.lr_scheduler.StepLR(rule, 2, 0.5) for rule in rules]

@@ -109,6 +109,8 @@ CASES = {
     "schedule=outer schedule.every=0": "every must be an integer, at least 1, got 0",
     "schedule=outer schedule.lr=-1": "lr must be a number above 0, got -1",
     "schedule=outer training.precision=fp16": "use training.precision=bf16, or fp32",
+    "compressor=compute_visible schedule=wfbp training.precision=fp16": "uses a fixed threshold, which does not work",
+    "compressor=compute_visible schedule=wfbp optimizer.momentum=0": "but schedule=wfbp averages gradients; use attach",
     "schedule=wfbp schedule.bucket_mb=-1": "schedule.bucket_mb must be a number of megabytes, at least 0",
     "schedule=dear compressor=topka": "an all-gather; use communicator=allreduce_codes or dense",
     "schedule=dear compressor=none communicator=backend": "cannot be split into a reduce-scatter and an all-gather",

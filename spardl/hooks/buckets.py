@@ -143,7 +143,8 @@ def check_averaged(left_out: Iterable[tuple[str, nn.Parameter]]) -> None:
         if parameter.requires_grad:
             raise ConfigError(
                 f"{name} was unfrozen after the model was wrapped in DDP, which does not average its gradient; call "
-                "requires_grad_(True) first, then wrap the model in DDP, create the optimizer and call attach()"
+                "requires_grad_(True) before the model is wrapped (with Lightning: before trainer.fit()), and create "
+                "the optimizer and the handle after that"
             )
 
 

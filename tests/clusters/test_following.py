@@ -97,7 +97,6 @@ def figures(line: str) -> Any:
     return found.groups()
 
 
-@pytest.mark.timeout(60)
 def test_both_clusters_log_the_messages_of_the_ledger(following: None) -> None:
     workers = 3
     real = run_workers(workers, lines_and_ledgers)

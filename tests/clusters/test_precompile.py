@@ -102,8 +102,8 @@ def test_compiling_process_holds_the_lock(
     with precompiling._MachineLock(logs=True) as first:
         first.acquire()
         assert temporary.stat().st_mode & 0o777 == 0o700
-        threading.Timer(0.5, first._release).start()
         begun = time.monotonic()
+        threading.Timer(0.5, first._release).start()
         with precompiling._MachineLock(logs=True) as second, caplog.at_level(logging.WARNING, "spardl"):
             second.acquire()
             assert time.monotonic() - begun > 0.4

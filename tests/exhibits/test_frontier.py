@@ -275,7 +275,6 @@ def test_rates_and_outer_steps_are_best_on_record() -> None:
 
 
 @in_a_lab
-@pytest.mark.timeout(280)
 def test_in_a_lab_what_is_put_together_is_there(tmp_path: Path) -> None:
     work = FRONTIER.jobs("smoke")
     working.complete(work, tmp_path, at_once=1)

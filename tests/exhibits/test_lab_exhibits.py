@@ -193,7 +193,6 @@ def test_picture_has_bars_and_prediction_marks(
 
 
 @in_a_lab
-@pytest.mark.timeout(200)
 def test_synchronizations_in_a_lab() -> None:
     """All methods; a prediction that is less than its messages, or than nothing, would be wrong."""
     words = ("scripts/bench_sync.py", "--wires=exact", "--methods=spardl,none", "--entries=20000", "--settle=2")
@@ -211,7 +210,6 @@ def test_synchronizations_in_a_lab() -> None:
 
 
 @in_a_lab
-@pytest.mark.timeout(200)
 def test_a_refusal_inside_the_lab_comes_out() -> None:
     setting = {"workers": 2, "gbit": 0.1, "limit": 100.0, "words": ("scripts/bench_sync.py", "--methods=nothing")}
     with pytest.raises(TrainingError, match="compressor=nothing does not exist; choose one of"):

@@ -203,7 +203,6 @@ def _trains(cluster: ProcessGroupCluster) -> list[Any]:
     return [found, [str(each.message) for each in caught]]
 
 
-@pytest.mark.timeout(60)
 def test_receivers_follow_a_training() -> None:
     results = run_workers(3, _trains)
     total = 2 * (20 * 30 + 30 + 30 * 10 + 10)
@@ -248,7 +247,6 @@ def _disagrees(cluster: ProcessGroupCluster) -> list[str]:
     ]
 
 
-@pytest.mark.timeout(60)
 def test_different_models_are_refused_in_one_line() -> None:
     for said in run_workers(2, _disagrees):
         assert said == [
@@ -277,7 +275,6 @@ def _refused(cluster: ProcessGroupCluster) -> list[str]:
     return [_complaint(lambda pair=pair: spardl.WeightSync(*pair)) for pair in given]
 
 
-@pytest.mark.timeout(60)
 def test_what_cannot_be_copied_is_refused_in_one_line() -> None:
     (said,) = run_workers(1, _refused)
     named = "; pass model.named_parameters()"
@@ -296,7 +293,6 @@ def test_what_cannot_be_copied_is_refused_in_one_line() -> None:
     ]
 
 
-@pytest.mark.timeout(60)
 def test_float32_receivers_are_refused() -> None:
     def alone(cluster: ProcessGroupCluster) -> str:
         if cluster.local_ranks[0]:
@@ -310,7 +306,6 @@ def test_float32_receivers_are_refused() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(60)
 def test_a_lost_rank_raises_a_peer_error(tmp_path: Path) -> None:
     def loses(cluster: ProcessGroupCluster) -> None:
         rank = cluster.local_ranks[0]

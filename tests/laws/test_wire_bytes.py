@@ -91,7 +91,6 @@ def test_the_ledger_has_few_bytes_per_entry(density: float, wire: str, limit: fl
 
 
 @in_a_lab
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(("density", "wire", "limit"), LIMITS)
 def test_the_interface_counts_what_the_ledger_has(density: float, wire: str, limit: float, tmp_path: Path) -> None:
     """Headers, acknowledgements and gloo's own messages take some 430 bytes a message, of which there are 80."""
@@ -101,7 +100,6 @@ def test_the_interface_counts_what_the_ledger_has(density: float, wire: str, lim
 
 
 @in_a_lab
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("bits", [8, 4, 2])
 def test_a_quantized_all_reduce_sends_what_its_formula_says(bits: int, tmp_path: Path) -> None:
     """2(P-1)/P n bits / 8, and a scale for every 256 entries; the interface counts at most 2% more."""

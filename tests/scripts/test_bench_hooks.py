@@ -271,7 +271,6 @@ def test_the_file_of_the_page_has_every_case(bench: ModuleType) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(200)
 def test_two_workers_under_torchrun(tmp_path: Path) -> None:
     (tmp_path / "page.md").write_text("<!-- hooks: a script -->\n<!-- end of hooks -->\n")
     words = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
@@ -286,7 +285,6 @@ def test_two_workers_under_torchrun(tmp_path: Path) -> None:
 
 
 @in_a_lab
-@pytest.mark.timeout(200)
 def test_bytes_in_the_lab(tmp_path: Path) -> None:
     """The kernel counts what the ledger does, and headers; of dense gradients, what a ring sends."""
     words = ["--train", "model=resnet20,dataset=digits", *FEW, "--json", str(tmp_path / "found.json")]

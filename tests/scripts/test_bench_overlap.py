@@ -45,7 +45,6 @@ def test_sleeping_model_matches_its_profile(tmp_path: Path) -> None:
 
 
 @pytest.mark.netlab
-@pytest.mark.timeout(200)
 def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
     PROFILE.write(tmp_path / "three.json")
     words = [

@@ -20,7 +20,7 @@ from tests.support.driver import here, only_run, results, steps_logged, summary
 from tests.support.labs import processes_with
 from tests.support.slurms import LONG, SMALL, Slurm, lab, missing, running, table
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="session")

@@ -129,7 +129,6 @@ def _killed_after_the_start(made: Submission, monkeypatch: pytest.MonkeyPatch) -
     return begun[0]
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("leader", ["alive", "killed"])
 def test_cancel_finds_the_run_of_a_killed_submit(
     leader: str, sleeper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -149,7 +148,6 @@ def test_cancel_finds_the_run_of_a_killed_submit(
         assert process.wait(10) == -signal.SIGTERM  # train.py itself ends its workers
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("force", [False, True])
 def test_two_submissions_train_a_run_once(
     force: bool, sleeper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -61,7 +62,7 @@ def command(*words: str, program: tuple[str, ...] = (sys.executable, "train.py")
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         stdin=subprocess.DEVNULL,
         **options,
@@ -116,7 +117,7 @@ class Beside:
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code is not None
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 120) -> int:
         """Its exit code."""
         wait_until(self.ended, seconds)
         assert self._code is not None
@@ -149,7 +150,14 @@ def processes() -> Mapping[int, list[str]]:
     return found
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
+def pending(pid: int, signum: int) -> bool:
+    """Returns whether a process that stands still has yet to handle a signal."""
+    (pending,) = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), flags=re.MULTILINE)
+    return bool(int(pending, 16) >> (signum - 1) & 1)
+
+
+def wait_until(holds: Callable[[], Any], seconds: float = 120) -> None:
+    """Waits for an event; the limit only ends a test that hangs, so it is far longer than a busy machine needs."""
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, f"not within {seconds} seconds"
@@ -165,7 +173,7 @@ def beside(*words: str, folder: Path, before: Callable[[], None] = lambda: None)
     finally:
         if started.members():
             started.kill()
-        started.wait(10)
+        started.wait()
 
 
 def only_run(outputs: Path) -> Path:

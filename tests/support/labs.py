@@ -80,7 +80,7 @@ def processes_in(namespace: str) -> list[str]:
     return found
 
 
-def until(holds: Callable[[], object], seconds: float = 30) -> None:
+def until(holds: Callable[[], object], seconds: float = 100) -> None:
     limit = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < limit
@@ -128,7 +128,7 @@ class Started:
     def end(self) -> None:
         for one in self._labs:
             one.process.kill()
-            one.process.wait(timeout=10)
+            one.process.wait(timeout=60)
             for process in processes_with(one.mark):
                 with contextlib.suppress(ProcessLookupError):  # with the one before it
                     os.kill(process, signal.SIGKILL)

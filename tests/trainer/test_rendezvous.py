@@ -74,7 +74,6 @@ def test_what_listens_is_seen() -> None:
         assert Place("127.0.0.1", here.getsockname()[1]) in found
 
 
-@pytest.mark.timeout(60)
 def test_local_workers_listen_on_the_loopback_only(tmp_path: Path) -> None:
     def job(cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
         assert {place.address for place in listening(os.getpid())} == {"127.0.0.1"}
@@ -104,7 +103,6 @@ def met(interface: str | None = None) -> tuple[list[Any], set[Place]]:
     return [both, stores], listening(os.getpid()) - before
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("interface", [None, "lo"])
 def test_torchrun_rank_0_listens_on_the_given_address(interface: str | None) -> None:
     (both, stores), places = met(interface)

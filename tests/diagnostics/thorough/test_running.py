@@ -25,7 +25,6 @@ INSTALLED, UNKNOWN = Check("installation", 60, _never), Check("no such check", 6
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(120)
 def test_crashed_check_does_not_stop_the_others(
     doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -88,18 +87,17 @@ def test_all_checks_together_end_in_time() -> None:
 
 PARENT = """
 import subprocess, sys, time
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+child = subprocess.Popen([sys.executable, "-S", "-c", "import time; time.sleep(60)"])
 print(child.pid, flush=True)
 time.sleep(60)
 """
 
 
-@pytest.mark.timeout(60)
 def test_a_check_that_hangs_is_ended_with_its_workers(tmp_path: Path) -> None:
     with (tmp_path / "said").open("wb") as stream:
-        assert running._run_program([sys.executable, "-c", PARENT], dict(os.environ), stream, 2.0) is None
+        assert running._run_program([sys.executable, "-S", "-c", PARENT], dict(os.environ), stream, 4.0) is None
     child = int((tmp_path / "said").read_text())
-    until = time.monotonic() + 10
+    until = time.monotonic() + 40
     while _lives(child) and time.monotonic() < until:
         time.sleep(0.05)
     assert not _lives(child)

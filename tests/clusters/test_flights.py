@@ -176,7 +176,7 @@ def test_two_streams_run_concurrently() -> None:
         both, over = ProcessGroupCluster(timeout=20, streams=2), threading.Event()
 
         def selecting() -> Program[float]:
-            assert over.wait(timeout=20)
+            assert over.wait(timeout=240)
             return (yield from swap(worker, 5))
 
         first, second = both.enqueue([selecting()]), both.enqueue([swap(worker, 6)])

@@ -152,7 +152,7 @@ def test_workers_that_made_fewer_steps_send_no_other_fragment(method: str) -> No
     def work(cluster: ProcessGroupCluster) -> str:
         (rank,) = cluster.local_ranks
         model = made()
-        outer = spardl.Outer(model.named_parameters(), rule(model), method, every=4, fragments=2, timeout=20)
+        outer = spardl.Outer(model.named_parameters(), rule(model), method, every=4, fragments=2, timeout=60)
         with pytest.raises(ConfigError) as error:
             for step in range(11 if rank == 1 else 12):
                 backward(model, rank, step)

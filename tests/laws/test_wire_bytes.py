@@ -71,7 +71,7 @@ def on_the_wire(folder: Path, **options: Any) -> list[int]:
     lab = [sys.executable, "scripts/netlab.py", "run", "--workers", "4", "--gbit", "1", "--"]
     words = [str(LENGTH), json.dumps(options), str(folder / "found.json")]
     subprocess.run(
-        [*lab, sys.executable, "-c", ON_THE_WIRE, *words], cwd=ROOT, capture_output=True, timeout=100, check=True
+        [*lab, sys.executable, "-c", ON_THE_WIRE, *words], cwd=ROOT, capture_output=True, timeout=240, check=True
     )
     found: list[int] = json.loads((folder / "found.json").read_text())
     return found

@@ -54,7 +54,7 @@ def start(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": NO_DEPRECATED_NAMES},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 

@@ -67,7 +67,7 @@ def test_every_entrant_learns_and_all_workers_agree() -> None:
     def work(cluster: ProcessGroupCluster) -> dict[str, Any]:
         return {case: bench.trained(plan(), case, seed=1, steps=41, every=20) for case in CASES}
 
-    one, other = run_workers(2, work, timeout=120)
+    one, other = run_workers(2, work, timeout=240)
     assert one == other
     for case, tests in one.items():
         assert [test["step"] for test in tests] == [20, 40, 41], case

@@ -74,10 +74,10 @@ def line():
     return int(found.parent.name)
 
 if os.environ["RANK"] == "1":
-    time.sleep(20 * (sys.argv[1] == "kill"))
+    time.sleep(77 * (sys.argv[1] == "kill"))
 elif sys.argv[1] == "kill":
     os.kill(line(), signal.SIGKILL)
-    time.sleep(20)
+    time.sleep(77)
 else:
     os.kill(line(), signal.SIGSTOP)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:

@@ -39,7 +39,7 @@ def missing(*options: str) -> str | None:
         return f"needs the programs {', '.join(programs)}"
     user = ["--user", "--map-root-user"] if options or os.geteuid() else []
     words = ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     return f"no namespaces here: {done.stderr.strip()}" if done.returncode else None
 
 
@@ -128,7 +128,7 @@ class Started:
     def end(self) -> None:
         for one in self._labs:
             one.process.kill()
-            one.process.wait(timeout=60)
+            one.process.wait(timeout=240)
             for process in processes_with(one.mark):
                 with contextlib.suppress(ProcessLookupError):  # with the one before it
                     os.kill(process, signal.SIGKILL)

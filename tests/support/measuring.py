@@ -11,7 +11,7 @@ import pytest
 T = TypeVar("T")
 
 
-def undisturbed(measure: Callable[[], T], holds: Callable[[T], bool], *, times: int = 6, seconds: float = 240.0) -> T:
+def undisturbed(measure: Callable[[], T], holds: Callable[[T], bool], *, times: int = 6, seconds: float = 150.0) -> T:
     """Repeats a measurement until one is within its bounds: a busy core disturbs some of them, a defect all.
 
     Args:

@@ -73,7 +73,7 @@ class Slurm:
             env=self._environment | (env or {}),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr

@@ -96,16 +96,12 @@ def test_a_line_has_throughput_and_bytes(capsys: pytest.CaptureFixture[str]) -> 
 
 def test_a_line_names_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     display, said = LineDisplay(), list[str]()
-    for phase, is_long in (
-        ("building the model", True),
-        ("saving a checkpoint", False),
-        (None, False),
-        ("evaluating", True),
-    ):
+    phases = {"building the model": True, "saving a checkpoint": False, None: False, "evaluating": True}
+    for phase, is_long in phases.items():
         monkeypatch.setattr("trainer.display._LONG", 0.01 if is_long else 1000.0)
         display.phase(phase)
         if is_long:
-            wait_until(lambda: said.append(capsys.readouterr().out) or f"{phase} ...\n" in said)  # noqa: B023
+            wait_until(lambda: said.append(capsys.readouterr().out) or f"{phase} ...\n" in "".join(said))  # noqa: B023
     display.close()
     assert "".join([*said, capsys.readouterr().out]).splitlines() == ["building the model ...", "evaluating ..."]
 

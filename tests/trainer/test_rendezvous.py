@@ -224,7 +224,7 @@ def test_all_ranks_of_torchrun_end_if_the_run_is_finished(tmp_path: Path) -> Non
     command = [*TORCHRUN, "--nproc-per-node", "2", *words]
     for printed in ("results: ", "already finished: "):
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
         assert printed in done.stdout

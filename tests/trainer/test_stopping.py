@@ -209,7 +209,7 @@ def test_asked_while_it_is_imported(tmp_path: Path) -> None:
     blocked = signal.SIGTERM - 1
     wait_until(lambda: int(re.findall(r"SigBlk:\s(\w+)", status_of(started.pid))[0], 16) >> blocked & 1)
     started.send_signal(signal.SIGTERM)
-    _, said = started.communicate(timeout=120)
+    _, said = started.communicate(timeout=240)
     assert (started.returncode, said) == (STOPPED, "stopped on request before training began\n")
 
 

@@ -63,7 +63,7 @@ def test_the_main_job_logs_offline_without_a_question(tmp_path: Path) -> None:
         env={**environment, "HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         stdin=subprocess.DEVNULL,
     )

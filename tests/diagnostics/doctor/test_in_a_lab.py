@@ -41,7 +41,7 @@ def test_the_network_of_a_lab(tmp_path: Path) -> None:
     undisturbed(
         measured,
         lambda found: found.gbit == pytest.approx(1.0, rel=0.1) and 8e-3 <= found.alpha <= 16e-3,
-        seconds=400,
+        seconds=300,
     )
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -51,7 +53,6 @@ def _rows(monkeypatch: pytest.MonkeyPatch, *checks: Check, answer: Any = None) -
 
     def run(self: Any, check: Check, seconds: float) -> dict[str, Any]:
         begun.append(check.name)
-        time.sleep(0.02)
         told = ok("well", {})
         return answer or {"verdict": told.verdict.value, "text": told.text, "figures": {}}
 
@@ -63,8 +64,10 @@ def _rows(monkeypatch: pytest.MonkeyPatch, *checks: Check, answer: Any = None) -
 def test_checks_beyond_the_budget_are_skipped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    begun = _rows(monkeypatch, INSTALLED, UNKNOWN)
-    monkeypatch.setattr(running, "_BUDGET", running._TOO_FEW + 0.01)
+    begun, looks = _rows(monkeypatch, INSTALLED, UNKNOWN), itertools.count()
+    # Each look at the clock takes a second: the first check begins after two of them, and the second after four more.
+    monkeypatch.setattr(running, "time", SimpleNamespace(monotonic=lambda: float(next(looks))))
+    monkeypatch.setattr(running, "_BUDGET", running._TOO_FEW + 3)
     assert running.examine_thoroughly("cuda", "cuda", 30, None)
     assert begun == ["installation"]
     (left_out,) = lines(capsys.readouterr().out, "warning")

@@ -6,13 +6,15 @@ import json
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 # What a run would import first thing: once here instead of in each process that is forked from this one.
@@ -148,6 +150,14 @@ def processes() -> Mapping[int, list[str]]:
         before, _, after = text.rpartition(")")
         found[int(path.parent.name)] = [*before.split(" (", 1), *after.split()]
     return found
+
+
+def free_port() -> int:
+    """Returns a port at which nobody listens, below those that the kernel gives to other programs meanwhile."""
+    while True:
+        port = SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), closing(socket.create_server(("127.0.0.1", port))):
+            return port
 
 
 def pending(pid: int, signum: int) -> bool:

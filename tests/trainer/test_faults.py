@@ -7,16 +7,25 @@ import os
 import random
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
 from spardl.clusters.workers.processes import _ORPHANED
-from tests.support.driver import Beside, beside, command, here, only_run, processes, steps_logged, summary, wait_until
+from tests.support.driver import (
+    Beside,
+    beside,
+    command,
+    free_port,
+    here,
+    only_run,
+    processes,
+    steps_logged,
+    summary,
+    wait_until,
+)
 from tests.support.measuring import undisturbed
 from trainer.experiment import Experiment
 from trainer.learner import Learner
@@ -246,8 +255,7 @@ def test_a_worker_that_dies_in_any_phase_ends_all(
 def test_who_cannot_meet_the_others_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As typed, since torch reads once how much it shall say: of its own it would print the stack of its C++."""
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     nobody = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = command("cluster.timeout=1", "logger=none", f"output_dir={tmp_path / 'out'}", env=nobody)
     assert done.returncode == 2

@@ -6,13 +6,11 @@ import os
 import random
 import re
 import signal
-import socket
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable
-from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -25,6 +23,7 @@ from tests.support.driver import (
     ROOT,
     Beside,
     beside,
+    free_port,
     here,
     only_run,
     pending,
@@ -165,8 +164,7 @@ def test_nohup_keeps_a_run_alive(tmp_path: Path) -> None:
 
 def test_workers_save_when_their_agent_dies(tmp_path: Path) -> None:
     """Two workers, started as torchrun does, whose parent is killed."""
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     words = ("training.max_steps=100000", "training.checkpoint_every=100000", f"output_dir={tmp_path / 'out'}")
     agent = os.fork()
     if agent == 0:

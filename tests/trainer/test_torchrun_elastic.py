@@ -13,8 +13,18 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.driver import QUICK, ROOT, STARTED_BY, events, only_run, processes, steps_logged, summary, wait_until
-from tests.trainer.test_train_cli import free_port
+from tests.support.driver import (
+    QUICK,
+    ROOT,
+    STARTED_BY,
+    events,
+    free_port,
+    only_run,
+    processes,
+    steps_logged,
+    summary,
+    wait_until,
+)
 
 TRAINING = ("training.elastic=true", "training.epochs=10000", "training.checkpoint_every=5")
 FAST = "join_timeout=60,last_call_timeout=10,keep_alive_interval=3,keep_alive_max_attempt=3"

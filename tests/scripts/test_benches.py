@@ -248,7 +248,7 @@ def commands() -> list[str]:
 def test_a_lab_with_a_delay(tmp_path: Path) -> None:
     """A round takes gloo two ways: the receiver says that it is ready, then it is sent to."""
     file = tmp_path / "link.json"
-    words = ["run", "--workers", "3", "--gbit", "1", "--delay-ms", "2", "--timeout", "60", "--", sys.executable]
+    words = ["run", "--workers", "3", "--gbit", "1", "--delay-ms", "2", "--timeout", "200", "--", sys.executable]
     done = lab(*words, "-W", "ignore", "scripts/bench_link.py", *SHORTLY, "--json", str(file))
     assert done.returncode == 0, done.stderr
     found = json.loads(file.read_text())

@@ -94,7 +94,7 @@ def delayed(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run(*words: str, delay: float = DELAY) -> Any:
-    return lab("run", "--workers", "2", "--gbit", "inf", "--delay-ms", str(delay), "--timeout", "80", *words)
+    return lab("run", "--workers", "2", "--gbit", "inf", "--delay-ms", str(delay), "--timeout", "200", *words)
 
 
 @delayed

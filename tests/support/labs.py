@@ -23,12 +23,12 @@ LAB = [sys.executable, str(ROOT / "scripts" / "netlab.py")]
 BAD_INPUT, TIMED_OUT, TERMINATED = 2, 124, 143
 
 
-def lab(*words: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def lab(*words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*LAB, *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def run(*words: str, workers: int = 2, gbit: str = "inf") -> subprocess.CompletedProcess[str]:
-    return lab("run", "--workers", str(workers), "--gbit", gbit, "--timeout", "80", *words)
+    return lab("run", "--workers", str(workers), "--gbit", gbit, "--timeout", "200", *words)
 
 
 @lru_cache
@@ -93,7 +93,7 @@ class Beside:
     def __init__(self, folder: Path, *more: str, script: str) -> None:
         self.mark = str(folder)
         told = f"readlink /proc/self/ns/net > {folder}/w$RANK.tmp; mv {folder}/w$RANK.tmp {folder}/w$RANK; {script}"
-        options = ["run", "--workers", "2", "--gbit", "1", *more, "--timeout", "80", "--", "sh", "-c", told]
+        options = ["run", "--workers", "2", "--gbit", "1", *more, "--timeout", "200", "--", "sh", "-c", told]
         self.process = subprocess.Popen([*LAB, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         files = [folder / "w0", folder / "w1"]
         until(lambda: all(file.exists() for file in files))
@@ -119,7 +119,7 @@ class Started:
         self._folder = folder
         self._labs: list[Beside] = []
 
-    def __call__(self, *options: str, script: str = "sleep 77") -> Beside:
+    def __call__(self, *options: str, script: str = "sleep 177") -> Beside:
         folder = self._folder / str(len(self._labs))
         folder.mkdir()
         self._labs.append(Beside(folder, *options, script=script))

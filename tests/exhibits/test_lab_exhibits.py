@@ -194,10 +194,11 @@ def test_picture_has_bars_and_prediction_marks(
 
 
 @in_a_lab
+@pytest.mark.timeout(600)
 def test_synchronizations_in_a_lab() -> None:
     """All methods; a prediction that is less than its messages, or than nothing, would be wrong."""
     words = ("scripts/bench_sync.py", "--wires=exact", "--methods=spardl,none", "--entries=20000", "--settle=2")
-    setting = {"workers": 2, "gbit": 0.1, "limit": 100.0, "words": (*words, "--repetitions=2")}
+    setting = {"workers": 2, "gbit": 0.1, "limit": 240.0, "words": (*words, "--repetitions=2")}
 
     def measured() -> dict[str, dict[str, Any]]:
         (made,) = lab.synchronizations(**setting)["sheets"]
@@ -218,7 +219,7 @@ def test_synchronizations_in_a_lab() -> None:
 
 @in_a_lab
 def test_a_refusal_inside_the_lab_comes_out() -> None:
-    setting = {"workers": 2, "gbit": 0.1, "limit": 100.0, "words": ("scripts/bench_sync.py", "--methods=nothing")}
+    setting = {"workers": 2, "gbit": 0.1, "limit": 240.0, "words": ("scripts/bench_sync.py", "--methods=nothing")}
     with pytest.raises(TrainingError, match="compressor=nothing does not exist; choose one of"):
         lab.in_lab(**setting)
 

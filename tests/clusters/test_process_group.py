@@ -92,7 +92,7 @@ def test_silent_peer_times_out(tmp_path: Path) -> None:
     def work(cluster: ProcessGroupCluster) -> str:
         (worker,) = cluster.local_workers
         if worker.rank == 1:
-            wait_until(lambda: [*tmp_path.iterdir()])
+            wait_until(lambda: len([*tmp_path.iterdir()]) == 2)
             return "late"
         try:
             cluster.run([_ring(worker.rank, worker.size)])

@@ -162,8 +162,8 @@ def free_port() -> int:
 
 def pending(pid: int, signum: int) -> bool:
     """Returns whether a process that stands still has yet to handle a signal."""
-    (pending,) = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), flags=re.MULTILINE)
-    return bool(int(pending, 16) >> (signum - 1) & 1)
+    (mask,) = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), flags=re.MULTILINE)
+    return bool(int(mask, 16) >> (signum - 1) & 1)
 
 
 def wait_until(holds: Callable[[], Any], seconds: float = 120) -> None:

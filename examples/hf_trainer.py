@@ -4,6 +4,7 @@ pip install '.[accelerate]'
 torchrun --standalone --nproc-per-node 2 examples/hf_trainer.py OUTPUT_FOLDER
 """
 
+import gc
 import sys
 
 import torch
@@ -37,4 +38,7 @@ trainer.train()
 if trainer.is_world_process_zero():
     stats = callback.handle.stats()
     print(f"{stats.bytes_sent:,.0f} bytes per worker and step; dense: {stats.dense_bytes:,.0f}")
+# The trainer keeps the process group, whose threads can abort Python while it exits (pytorch/pytorch#190489).
+del trainer, callback, model
+gc.collect()
 torch.distributed.destroy_process_group()

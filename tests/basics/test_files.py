@@ -22,7 +22,6 @@ BOMB = "a0: &a0 [x, x, x, x, x, x, x, x, x]\n" + "".join(
 )
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("read", [open_regular, read_regular, read_text, read_tail, read_json, read_yaml])
 @pytest.mark.parametrize("kind", ["fifo", "device", "folder"])
 def test_only_regular_files_are_read(kind: str, read: Callable[[Path], object], tmp_path: Path) -> None:
@@ -75,7 +74,6 @@ def test_aliases_of_moderate_size_are_yaml(tmp_path: Path) -> None:
     assert read_yaml(tmp_path / "it") == ""
 
 
-@pytest.mark.timeout(20)
 @pytest.mark.parametrize("kind", ["fifo", "zero", "deep"])
 def test_readers_of_named_files_refuse_in_one_line(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "summary.json"

@@ -26,7 +26,7 @@ Background(torch.device("cpu")).submit(lambda: (time.sleep(1), print("done", flu
 def test_a_process_ends_after_its_job() -> None:
     """Without that, the interpreter would be taken down under the thread, which can abort the process."""
     done = subprocess.run(
-        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", PROGRAM], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "done\n", "")
 

@@ -146,10 +146,9 @@ def test_jobs_record_no_gradients() -> None:
 
 
 def real(work: Callable[[ProcessGroupCluster], Any]) -> list[Any]:
-    return run_workers(2, work, timeout=3)
+    return run_workers(2, work, timeout=30)
 
 
-@pytest.mark.timeout(60)
 def test_overlapped_and_direct_messages_do_not_mix() -> None:
     """The main thread exchanges messages of its own meanwhile, and results may be asked for in any order."""
 
@@ -169,7 +168,6 @@ def test_overlapped_and_direct_messages_do_not_mix() -> None:
         assert found == [7.0] * 20 + [float(value) for value in reversed(range(20))] + [1 - rank, rank, 42]
 
 
-@pytest.mark.timeout(60)
 def test_two_streams_run_concurrently() -> None:
     """With one, the second synchronization would wait for the first, and that for the second's end."""
 
@@ -178,7 +176,7 @@ def test_two_streams_run_concurrently() -> None:
         both, over = ProcessGroupCluster(timeout=20, streams=2), threading.Event()
 
         def selecting() -> Program[float]:
-            assert over.wait(timeout=20)
+            assert over.wait(timeout=240)
             return (yield from swap(worker, 5))
 
         first, second = both.enqueue([selecting()]), both.enqueue([swap(worker, 6)])
@@ -191,7 +189,6 @@ def test_two_streams_run_concurrently() -> None:
     assert real(work) == [(5, 6, 2)] * 2
 
 
-@pytest.mark.timeout(60)
 def test_streams_rotate_in_order() -> None:
     def work(pair: ProcessGroupCluster) -> list[float]:
         (worker,) = pair.local_workers
@@ -214,12 +211,11 @@ def test_streams_that_cannot_be() -> None:
         ProcessGroupCluster(group=object(), throttle=NETWORK, streams=2)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("signum", [signal.SIGKILL, pytest.param(signal.SIGSTOP, marks=pytest.mark.slow)])
 def test_lost_peer_is_detected_by_wait(signum: signal.Signals) -> None:
     def work(pair: ProcessGroupCluster) -> None:
         (worker,) = pair.local_workers
-        beside = ProcessGroupCluster(timeout=2)
+        beside = ProcessGroupCluster(timeout=4)
         flight = beside.enqueue([swap(worker, 1, boundary=True)], pauses=True)
         flight.release(0)
         flight.boundary(0)
@@ -237,7 +233,6 @@ def test_lost_peer_is_detected_by_wait(signum: signal.Signals) -> None:
         real(work)
 
 
-@pytest.mark.timeout(60)
 def test_synchronization_overlaps_the_main_thread() -> None:
     def work(pair: Cluster) -> bool:
         (worker,) = pair.local_workers

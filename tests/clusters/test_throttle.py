@@ -112,7 +112,6 @@ def _seconds(cluster: ProcessGroupCluster, program: Any, beside: bool) -> tuple[
     return ledger.overlapped[Phase.COMMUNICATE], ledger.rounds, max(ledger.bytes_sent, ledger.bytes_received), result
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("beside", [False, True], ids=["in front", "beside"])
 @pytest.mark.parametrize(
     ("program", "workers", "rounds", "nbytes"), [(_uneven, 2, 2, 80_000), (_collectives, 3, 8, 10_672)]
@@ -128,7 +127,6 @@ def test_no_round_is_over_too_early(program: Any, workers: int, rounds: int, nby
         assert torch.equal(slow[3], fast[3])
 
 
-@pytest.mark.timeout(60)
 def test_uncounted_programs_are_throttled() -> None:
     def work(cluster: ProcessGroupCluster) -> float:
         slow = ProcessGroupCluster(throttle=NETWORK)
@@ -137,7 +135,6 @@ def test_uncounted_programs_are_throttled() -> None:
     assert min(run_workers(2, work)) >= NETWORK.alpha * 2 + NETWORK.beta * 80_000
 
 
-@pytest.mark.timeout(60)
 def test_throttled_methods_are_bitwise_equal_and_slower() -> None:
     def work(cluster: ProcessGroupCluster) -> list[Any]:
         found: list[Any] = []
@@ -173,7 +170,6 @@ def test_gpu_is_synchronized_before_throttling(monkeypatch: pytest.MonkeyPatch) 
         assert done == ["waited"] * (slow is not None)
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize("value", ["ethernet_25g", {"alpha": 20e-6, "gbit": 25}])
 def test_started_workers_are_throttled(value: Any, tmp_path: Path) -> None:
     def job(cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
@@ -185,7 +181,6 @@ def test_started_workers_are_throttled(value: Any, tmp_path: Path) -> None:
     assert {path.name for path in tmp_path.iterdir()} >= {"0", "1"}
 
 
-@pytest.mark.timeout(60)
 def test_a_training_run_on_a_slow_network(tmp_path: Path) -> None:
     words = ["cluster.throttle={alpha: 2e-2, gbit: 1}", "cluster.workers=2", "training.max_steps=2"]
     assert here(*words, f"output_dir={tmp_path}") == 0

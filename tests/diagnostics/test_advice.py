@@ -291,7 +291,7 @@ def test_a_gain_is_a_range_of_two_digits() -> None:
 def test_the_command(tmp_path: Path) -> None:
     def script(*words: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-c", "from spardl.diagnostics.cli import main; main()", "advise", *words]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100, check=False)
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=240, check=False)
 
     done = script("scripts/profiles/resnet20.json", "--bandwidth", "100mbit", "--workers", "4")
     assert done.returncode == 0, done.stderr

@@ -56,7 +56,7 @@ def start(folder: Path, file: str, number: int) -> subprocess.CompletedProcess[s
     srun.chmod(0o755)
     environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(number)}
     command = ["bash", str(ROOT / "slurm" / "array.sh"), file]
-    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_an_array_for_every_number_of_workers(tmp_path: Path) -> None:

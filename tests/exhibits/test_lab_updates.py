@@ -84,7 +84,6 @@ def test_jobs_can_be_typed_and_sleep_as_long_as_the_map_assumes() -> None:
 
 
 @in_a_lab
-@pytest.mark.timeout(200)
 def test_updates_in_a_lab() -> None:
     (job,) = EXHIBIT.jobs("smoke")
     found = lab_updates.timed_updates(**dict(job.arguments))

@@ -252,7 +252,6 @@ def test_a_record_gives_the_same_table_and_curve(tmp_path: Path) -> None:
 
 
 @in_a_lab
-@pytest.mark.timeout(280)
 def test_in_a_lab_what_is_done_is_not_done_again(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Dense training is the same on every link, but for the seconds."""
     exhibit = RACE

@@ -14,7 +14,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
@@ -26,7 +25,7 @@ from scripts import choices
 from scripts.exhibits import jobs, working
 from scripts.exhibits.papers.catalogue import catalogue
 from tests.golden.test_golden import Book, bits_depend_on
-from tests.support.labs import ROOT, missing
+from tests.support.labs import ROOT, missing, processes_with, until
 from trainer.targets import editions
 
 # Together they have every method of the papers, and most axes of the study.
@@ -110,7 +109,7 @@ def test_all_exhibits_survive_being_killed(runs: Path, tmp_path: Path) -> None:
         assert first.stdout
         finished = list(islice((line for line in first.stdout if ": done" in line), 20))
         first.send_signal(signal.SIGKILL)
-    time.sleep(1)  # those that it started end by themselves
+    until(lambda: not processes_with(str(runs)))  # those that it started end by themselves
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=3000, check=False)
     # Five exhibits need a network lab; one has four jobs there, and one has two.
     assert done.returncode == (1 if missing() else 0), done.stderr

@@ -272,7 +272,6 @@ def set_all_reduce(model: Any, last: bool) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize(
     ("clip_norm", "passes", "accumulate"),
     [(None, 1, set_gradient_sync), (0.5, 2, set_gradient_sync), (0.5, 2, set_all_reduce)],
@@ -410,7 +409,6 @@ def compiled_by_block(model: Blocks) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_ways_of_computing_have_the_same_bits() -> None:
     def work(cluster: ProcessGroupCluster) -> list[bool]:
         expected = Blockwise(2).train(range(8), detaches=True)
@@ -429,7 +427,6 @@ def test_ways_of_computing_have_the_same_bits() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 @pytest.mark.parametrize("published", [False, True])
 def test_checkpoints_continue_with_the_same_bits(published: bool) -> None:
     """Also in ``torch.distributed.checkpoint``, where shards with the same rank between nodes need different keys."""
@@ -702,7 +699,6 @@ def test_discarded_passes_and_frozen_parameters() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_moments_of_an_earlier_training_continue() -> None:
     """As if the handle had had them: both trainings send everything, and AdamW keeps both moments."""
 
@@ -730,7 +726,6 @@ def test_moments_of_an_earlier_training_continue() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 def test_density_1_is_plain_fsdp_with_adamw() -> None:
     """Nodes with the same batches have the same updates, so their average is that of each node."""
 

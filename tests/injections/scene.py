@@ -26,8 +26,8 @@ RUN = (
     "training.eval_every=0.05",
     "training.eval_examples=32",
 )
-TIMEOUT = 3.0  # cluster.timeout where a peer falls silent for longer
-LONG = 30.0  # where it does not
+TIMEOUT = 6.0  # cluster.timeout where a peer falls silent for longer
+LONG = 60.0  # where it does not
 LATEST = 12  # of the steps after which a fault strikes; the run waits for it before its last one
 
 

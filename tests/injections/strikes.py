@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scripts.labs.first_process import tool
 from tests.injections.scene import LONG, Scene
-from tests.support.driver import Beside, beside, processes, wait_until
+from tests.support.driver import Beside, beside, pending, processes, wait_until
 from trainer.checkpoint import list_checkpoints
 
 
@@ -46,8 +46,10 @@ def press_ctrl_c(scene: Scene, runs: Sequence[Beside]) -> None:
 
 def press_ctrl_c_twice(scene: Scene, runs: Sequence[Beside]) -> None:
     """The first has no effect, because a worker stands still."""
-    os.kill(scene.victim(runs), signal.SIGSTOP)
+    victim = scene.victim(runs)
+    os.kill(victim, signal.SIGSTOP)
     runs[0].kill(signal.SIGINT)
+    wait_until(lambda: pending(victim, signal.SIGUSR1) or runs[0].ended())  # the launcher has passed it on
     time.sleep(1.2)
     runs[0].kill(signal.SIGINT)
 

@@ -32,8 +32,9 @@ from trainer.checkpoint import find_checkpoint, verify_checkpoint
 
 WRITING = os.environ.get("SPARDL_WRITE_RELIABILITY", "")
 # Seconds in which all must have ended: the longest wait for a silent peer, and for the launcher's patience, and room
-# for a busy machine.
-BOUND = TIMEOUT + _NOTICE + _OBEY + 15
+# for a busy machine. Less than LONG, so that no run ends in time that waits for a lost peer in vain.
+BOUND = TIMEOUT + _NOTICE + _OBEY + 40
+assert BOUND < LONG
 
 
 def chosen(fault: Fault) -> list[int]:

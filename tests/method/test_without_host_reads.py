@@ -116,7 +116,6 @@ def launches_with_triton(name: str) -> tuple[dict[tuple[str, str], int], tuple[i
 
 @needs_triton
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", KNOWN)
 def test_steady_state_with_triton(with_triton: Call, name: str) -> None:
     found, (launches, reads) = with_triton(launches_with_triton, name)

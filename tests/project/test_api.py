@@ -302,7 +302,6 @@ def _examples(cluster: ProcessGroupCluster) -> tuple[list[str], str]:
     return ran, report.getvalue()
 
 
-@pytest.mark.timeout(60)
 def test_examples_run_and_are_in_the_reference(library: Library) -> None:
     ((ran, report),) = run_workers(1, _examples)
     assert not report, report

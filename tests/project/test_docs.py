@@ -129,7 +129,6 @@ def _own_loop(cluster: ProcessGroupCluster) -> list[torch.Tensor]:
     return [parameter.detach() for parameter in model.parameters()]
 
 
-@pytest.mark.timeout(60)
 def test_the_loop_trains_equal_replicas() -> None:
     one, other = run_workers(2, _own_loop)
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(one, other, strict=True))
@@ -149,7 +148,6 @@ def _two_lines(cluster: ProcessGroupCluster) -> tuple[torch.Tensor, int]:
     return gradient, names["handle"].stats().steps
 
 
-@pytest.mark.timeout(60)
 def test_the_readme_s_two_lines() -> None:
     (one, steps), (other, _) = run_workers(2, _two_lines)
     assert torch.equal(one, other)

@@ -54,7 +54,7 @@ def start(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
         env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": NO_DEPRECATED_NAMES},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
     )
 
@@ -79,6 +79,34 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
         assert len(losses) >= 2
         assert losses[-1] < 0.8 * losses[0]
     assert "off by" not in said or max(map(float, re.findall(r"off by (\S+)", said))) < 1e-5
+
+
+# Runs an example that keeps its names, and prints the threads of the process when it exits.
+COUNTING = """
+import atexit, sys
+from pathlib import Path
+
+def tell():
+    print("threads:", *{path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")})
+
+atexit.register(tell)
+space = {"__name__": "__main__"}
+sys.argv = sys.argv[1:]
+exec(Path(sys.argv[0]).read_text(), space)
+"""
+
+
+@pytest.mark.slow
+def test_no_thread_of_gloo_outlives_the_group_of_a_trainer(tmp_path: Path) -> None:
+    """It may free a tensor while the interpreter exits, which aborts the process: "terminate called without ..."."""
+    pytest.importorskip("accelerate")
+    (tmp_path / "counting.py").write_text(COUNTING)
+    (words,) = commands(ROOT / "examples" / "hf_trainer.py")
+    place = words.index("examples/hf_trainer.py")
+    said = run([*words[:place], str(tmp_path / "counting.py"), *words[place:]], tmp_path)
+    threads = re.findall(r"^threads: (.*)$", said, re.MULTILINE)
+    assert len(threads) == 2
+    assert not any("gloo" in each for each in threads)
 
 
 @pytest.mark.slow

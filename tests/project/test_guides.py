@@ -78,7 +78,6 @@ def _two_trainings(cluster: ProcessGroupCluster) -> tuple[Tensor, Tensor, Stats]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(100)
 def test_the_quickstart_trains_and_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     found = run_workers(2, _two_trainings)
@@ -98,7 +97,6 @@ def _tuned(cluster: ProcessGroupCluster) -> tuple[Tensor, spardl.Method, bool]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(100)
 def test_the_options_of_the_tuning_guide() -> None:
     (one, method, moved), (other, _, _) = run_workers(2, _tuned)
     assert torch.equal(one, other)

@@ -19,9 +19,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 import spardl
-from tests.support.driver import STARTED_BY
+from tests.support.driver import STARTED_BY, free_port
 from tests.support.labs import ROOT
-from tests.trainer.test_train_cli import free_port
 
 pytestmark = pytest.mark.slow
 

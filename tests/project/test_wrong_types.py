@@ -143,7 +143,6 @@ def _refused_by_handles(cluster: ProcessGroupCluster) -> list[tuple[str, str]]:
     return told
 
 
-@pytest.mark.timeout(60)
 def test_handles_and_clusters_of_processes_refuse_wrong_types() -> None:
     (told,) = run_workers(1, _refused_by_handles)
     common = ("method", "bucket_mb", "timeout", "scaler", "schedule", "optimizer", "clip_norm", "ranks_per_node")

@@ -44,7 +44,6 @@ def test_sparse_halves_train_like_sparse_buckets(method: Method, setting: str) -
             assert one["memory"].any()
 
 
-@pytest.mark.timeout(60)
 def test_real_and_simulated_workers_agree() -> None:
     def work(cluster: Cluster) -> Tensor:
         return Loop(Dear(threshold_mb=0.002), cluster, method=spardl(0.2)).run()

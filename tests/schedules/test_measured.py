@@ -83,7 +83,6 @@ def test_the_chosen_groups_end_no_later_than_one_group_or_many(schedule: Schedul
     assert 1 < len(loop.synchronizer.partition) < 7
 
 
-@pytest.mark.timeout(60)
 def test_real_workers_decide_alike() -> None:
     def work(cluster: Cluster) -> tuple[list[Range], list[float]]:
         loop = Loop(LayerFusion(), cluster, method=spardl(0.2))

@@ -66,7 +66,6 @@ def train_all(setting: Setting, cluster: Cluster) -> dict[str, Any]:
     return {**found, "ddp": plain_ddp(setting, rank)}
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     ("setting", "workers"),
     [("adamw", 2), *(pytest.param(*each, marks=pytest.mark.slow) for each in (("momentum", 3), ("everything", 2)))],

@@ -92,7 +92,6 @@ def test_the_tuned_size_is_as_good_as_the_best() -> None:
     assert best < 0.97 * seconds_with(0.02)
 
 
-@pytest.mark.timeout(60)
 def test_all_workers_change_in_the_same_step() -> None:
     def work(cluster: Cluster) -> list[list[tuple[int, int]]]:
         loop = Loop(Dear(threshold_mb=0.002, low_mb=0.0002, high_mb=0.02, trials=4), cluster, Setting(momentum))

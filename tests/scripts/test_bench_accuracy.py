@@ -25,6 +25,7 @@ from spardl.protocol.programs import Worker
 from tests.scripts.test_bench_hooks import Largest
 from tests.support.harness import run_workers
 from tests.support.labs import ROOT, in_a_lab, run
+from tests.support.measuring import undisturbed
 from trainer import Constant
 from trainer.sampler import ShuffledSampler
 from trainer.task import Batch
@@ -66,7 +67,7 @@ def test_every_entrant_learns_and_all_workers_agree() -> None:
     def work(cluster: ProcessGroupCluster) -> dict[str, Any]:
         return {case: bench.trained(plan(), case, seed=1, steps=41, every=20) for case in CASES}
 
-    one, other = run_workers(2, work, timeout=120)
+    one, other = run_workers(2, work, timeout=240)
     assert one == other
     for case, tests in one.items():
         assert [test["step"] for test in tests] == [20, 40, 41], case
@@ -84,8 +85,10 @@ def test_the_clock_stands_still_while_the_model_is_tested() -> None:
         tests = bench.trained(plan(Slow()), "ddp", seed=1, steps=6, every=1)
         return time.perf_counter() - began, tests[-1]["seconds"]
 
-    for wall, seconds in run_workers(2, work):
-        assert wall > 6 * 2 * 0.3 > seconds > 0  # each tests 12 or 13 points, nine at a time
+    # Each tests 12 or 13 points, nine at a time.
+    undisturbed(
+        lambda: run_workers(2, work), lambda found: all(wall > 6 * 2 * 0.3 > seconds > 0 for wall, seconds in found)
+    )
 
 
 def test_steps_thrown_away_do_not_train() -> None:
@@ -193,7 +196,6 @@ def test_who_is_no_worker_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @in_a_lab
-@pytest.mark.timeout(200)
 def test_bytes_and_seconds_in_the_lab(tmp_path: Path) -> None:
     """A link of 0.1 Gbit/s carries what the interface counted, and no faster, but for its bucket in each step."""
     file = tmp_path / "found.json"

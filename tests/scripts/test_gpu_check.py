@@ -45,7 +45,6 @@ def test_a_missing_gpu_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pyte
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 def test_every_measurement_is_written(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

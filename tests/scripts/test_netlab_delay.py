@@ -74,10 +74,10 @@ def line():
     return int(found.parent.name)
 
 if os.environ["RANK"] == "1":
-    time.sleep(20 * (sys.argv[1] == "kill"))
+    time.sleep(77 * (sys.argv[1] == "kill"))
 elif sys.argv[1] == "kill":
     os.kill(line(), signal.SIGKILL)
-    time.sleep(20)
+    time.sleep(77)
 else:
     os.kill(line(), signal.SIGSTOP)
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as there:
@@ -94,7 +94,7 @@ def delayed(test: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def run(*words: str, delay: float = DELAY) -> Any:
-    return lab("run", "--workers", "2", "--gbit", "inf", "--delay-ms", str(delay), "--timeout", "80", *words)
+    return lab("run", "--workers", "2", "--gbit", "inf", "--delay-ms", str(delay), "--timeout", "200", *words)
 
 
 @delayed

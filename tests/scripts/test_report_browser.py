@@ -31,6 +31,7 @@ OPTIONS = [
     "--disable-component-update",
     "--disable-sync",
 ]
+PATIENCE = 200_000  # milliseconds for what a browser does on a busy machine
 EXHIBITS = ("dear.breakdown", "sketch_fusion.fusion")
 
 pytestmark = [
@@ -77,7 +78,7 @@ BOXES = "() => [...document.querySelectorAll('svg.plot, table')].map((e) => e.ge
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with sync_api.sync_playwright() as playwright:
-        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS)
+        opened = playwright.chromium.launch(executable_path=str(CHROMIUM), args=OPTIONS, timeout=PATIENCE)
         yield opened
         opened.close()
 
@@ -107,6 +108,7 @@ def test_a_page(name: str, scheme: str, browser: Any, pages: dict[str, Path], tm
     address = pages[name].as_uri()
     context = browser.new_context(color_scheme=scheme, viewport={"width": 1100, "height": 900})
     page = context.new_page()
+    page.set_default_timeout(PATIENCE)
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
@@ -149,6 +151,7 @@ def test_a_page_on_paper(name: str, browser: Any, pages: dict[str, Path]) -> Non
     """Ink on white even for those who like it dark; nothing is cut off; what is closed is not there."""
     context = browser.new_context(color_scheme="dark", viewport={"width": 670, "height": 900})
     page = context.new_page()
+    page.set_default_timeout(PATIENCE)
     page.goto(pages[name].as_uri())
     page.emulate_media(media="print")
     assert page.evaluate("document.documentElement.scrollWidth") <= 670
@@ -161,6 +164,7 @@ def test_a_page_on_paper(name: str, browser: Any, pages: dict[str, Path]) -> Non
 def test_wide_tables_scroll_and_failures_are_marked(browser: Any, pages: dict[str, Path]) -> None:
     context = browser.new_context(viewport={"width": 400, "height": 800})
     page = context.new_page()
+    page.set_default_timeout(PATIENCE)
     page.goto(pages["runs"].as_uri())
     wider = "(each) => each.scrollWidth > each.clientWidth"
     assert page.evaluate(f"[...document.querySelectorAll('.scroll')].some({wider})")
@@ -191,6 +195,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shown(browser: Any, path: Path, width: int, scheme: str = "light") -> Iterator[Any]:
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
     page = context.new_page()
+    page.set_default_timeout(PATIENCE)
     page.goto(path.as_uri())
     yield page
     context.close()

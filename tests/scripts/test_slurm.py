@@ -20,7 +20,7 @@ from tests.support.driver import here, only_run, results, steps_logged, summary
 from tests.support.labs import processes_with
 from tests.support.slurms import LONG, SMALL, Slurm, lab, missing, running, table
 
-pytestmark = [pytest.mark.slurm, pytest.mark.timeout(280)]
+pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="session")
@@ -96,7 +96,7 @@ def test_what_was_cancelled_is_submitted_again(slurm: Slurm, tmp_path: Path) -> 
     record.write_text(json.dumps({**content, "entries": entries}))
     assert slurm.submit("cancel", "--outputs", str(tmp_path)).startswith("cancelled: 2 of 3")
     assert json.loads(record.read_text()) == content
-    slurm.empty(30)
+    slurm.empty()
     states = [row[0] for row in status(slurm, tmp_path).values()]
     assert states[0] == "finished"
     assert set(states[1:]) <= {"stopped", "died", "not begun"}
@@ -111,12 +111,12 @@ def test_what_was_cancelled_is_submitted_again(slurm: Slurm, tmp_path: Path) -> 
 
 
 def test_a_requeue_in_the_middle_changes_no_bit(slurm: Slurm, tmp_path: Path) -> None:
-    words = ("compressor=spardl", "training.max_steps=100", "training.checkpoint_every=7", "cluster.workers=2")
+    words = ("compressor=spardl", "training.max_steps=300", "training.checkpoint_every=7", "cluster.workers=2")
     job = slurm.sweep(tmp_path / "slurm", *words)
     slurm.until(lambda: steps_logged(tmp_path / "slurm") >= 12)
     slurm.ask("scontrol", "requeue", job)
     slurm.until(lambda: slurm.job(job)["JobState"] == "PENDING")
-    assert steps_logged(tmp_path / "slurm") < 100
+    assert steps_logged(tmp_path / "slurm") < 300
     slurm.until(lambda: slurm.job(job)["JobState"] == "COMPLETED")
     assert slurm.job(job)["Restarts"] == "1"
     assert here(*SMALL, *words, f"output_dir={tmp_path / 'here'}") == 0
@@ -137,7 +137,7 @@ def test_time_limit_requeues_and_scancel_ends(slurm: Slurm, tmp_path: Path) -> N
     # Before and after it went back. W&B may not have written a word of a third one yet, when it is cancelled.
     slurm.until(lambda: continued(run) >= 2)
     slurm.submit("cancel", "--outputs", str(tmp_path))
-    slurm.empty(30)
+    slurm.empty()
     assert slurm.job(job)["JobState"] == "CANCELLED"
     # On a busy machine its limit may have come near more than once; each return to the queue was its own, and told.
     restarts = slurm.job(job)["Restarts"]
@@ -177,7 +177,7 @@ def test_a_killed_job_is_told_from_one_that_runs(slurm: Slurm, tmp_path: Path) -
     assert len(tasks) == 2  # the launcher and its worker
     for pid in tasks:
         os.kill(pid, signal.SIGKILL)
-    slurm.empty(60)
+    slurm.empty()
     assert summary(only_run(tmp_path))["status"] == "running"
     state, note, _ = status(slurm, tmp_path)[1]
     assert state == "died"

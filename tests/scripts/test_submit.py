@@ -471,7 +471,7 @@ def test_who_goes_back_into_the_queue(
     stand_in(programs, "scontrol", f'echo "$@" >> {programs}/asked.txt; echo JobId=7 JobState={state} Requeue=1')
     environment = {**os.environ, "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": str(restarts), **array}
     command = ["bash", str(SLURM / "after.sh"), str(code), "3"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=20, check=False)
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == code
     told = (programs / "asked.txt").read_text() if (programs / "asked.txt").exists() else ""
     assert (f"requeue 7{'_2' if array else ''}\n" in told) == asked
@@ -490,7 +490,7 @@ def test_a_copy_is_made_once_by_many_and_whole(tmp_path: Path) -> None:
     assert [path.name for path in target.rglob("*")] == ["file"]
     assert (target / "file").read_text() == "x" * 1000
     done = subprocess.run(
-        [*command[:2], f"{tmp_path}/none", "x"], capture_output=True, text=True, timeout=20, check=False
+        [*command[:2], f"{tmp_path}/none", "x"], capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 2
     assert done.stderr.startswith("error: there is no folder")

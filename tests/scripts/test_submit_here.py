@@ -45,14 +45,14 @@ def here(*words: str, outputs: Path, **options: Any) -> Iterator[subprocess.Pope
 
 def later(*words: str, outputs: Path) -> str:
     command = [sys.executable, "scripts/submit.py", *words, "--outputs", str(outputs)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60, check=True).stdout
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=True).stdout
 
 
 @pytest.mark.slow
 def test_a_sweep_here_goes_on_after_a_failure(tmp_path: Path) -> None:
     words = ("-m", "optimizer.lr=1e30,0.01,0.02", "compressor=none", "training.max_steps=3", "cluster.workers=1")
     with here(*words, "site.at_once=2", outputs=tmp_path) as process:
-        out, err = process.communicate(timeout=120)
+        out, err = process.communicate(timeout=200)
     assert (process.returncode, err) == (1, "")
     assert re.search(r"^\[1/3\] \w{10}  optimizer.lr=1e\+30: failed: the loss is nan", out, flags=re.MULTILINE)
     started = [match.start() for match in re.finditer(": started", out)]
@@ -75,7 +75,7 @@ def test_the_end_of_a_sweep_here_saves_what_runs(how: str, tmp_path: Path) -> No
             os.killpg(process.pid, signal.SIGINT)
         else:
             assert later("cancel", outputs=tmp_path) == "cancelled: 3 of 3 runs\n"
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=200)
     assert process.returncode == 130
     assert err == "stopping: runs save a checkpoint and exit; press Ctrl-C again to end them immediately\n"
     assert ": stopped: stopped at step " in out
@@ -92,7 +92,7 @@ def test_a_run_outlives_a_killed_foreground_and_can_be_cancelled(tmp_path: Path)
     with here(*words, outputs=tmp_path) as process:
         _until(lambda: any(path.read_text().count("\n") > 3 for path in tmp_path.glob("*/metrics.jsonl")))
         process.kill()
-        process.wait(10)
+        process.wait(60)
         assert [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["running"]
         assert later("cancel", outputs=tmp_path) == "cancelled: 1 of 1 runs\n"
         _until(lambda: [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["stopped"])
@@ -102,7 +102,7 @@ def test_a_run_outlives_a_killed_foreground_and_can_be_cancelled(tmp_path: Path)
 def sleeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """A train.py that starts a child and sleeps; what is left of it is killed in the end."""
     path = tmp_path / "sleeper.py"
-    path.write_text("import os, time\nos.fork()\ntime.sleep(60)\n")
+    path.write_text("import os, time\nos.fork()\ntime.sleep(600)\n")
     monkeypatch.setattr(places, "TRAIN", path)
     yield path
     for pid in processes_with(str(path)):
@@ -129,7 +129,6 @@ def _killed_after_the_start(made: Submission, monkeypatch: pytest.MonkeyPatch) -
     return begun[0]
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("leader", ["alive", "killed"])
 def test_cancel_finds_the_run_of_a_killed_submit(
     leader: str, sleeper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -140,16 +139,15 @@ def test_cancel_finds_the_run_of_a_killed_submit(
     assert here.queue(made) == {"1": Queued.RUNNING}
     if leader == "killed":
         process.kill()
-        process.wait(10)
+        process.wait(60)
         assert here.queue(made) == {"1": Queued.RUNNING}
     here.cancel(made, ["1"])
     if leader == "killed":
         _until(lambda: here.queue(made) == {})
     else:
-        assert process.wait(10) == -signal.SIGTERM  # train.py itself ends its workers
+        assert process.wait(60) == -signal.SIGTERM  # train.py itself ends its workers
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("force", [False, True])
 def test_two_submissions_train_a_run_once(
     force: bool, sleeper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -179,7 +177,7 @@ def test_one_process_submits_at_a_time(tmp_path: Path) -> None:
         pass
 
 
-def _until(holds: Callable[[], Any], seconds: float = 60) -> None:
+def _until(holds: Callable[[], Any], seconds: float = 120) -> None:
     limit = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < limit

@@ -136,7 +136,7 @@ def rebuild(folder: Path) -> subprocess.CompletedProcess[str]:
     """In a separate process: W&B's service outlives a run."""
     command = [sys.executable, "scripts/wandb_sync.py", str(folder), "--rebuild"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False)
+    return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False)
 
 
 @pytest.mark.slow
@@ -152,7 +152,7 @@ def test_the_sweep_file_starts_a_run(tmp_path: Path) -> None:
     more = ["cluster=simulated", "training.max_steps=2", "logger.mode=offline", f"output_dir={tmp_path}"]
     environment = {**os.environ, "WANDB_RUN_ID": "chosen", "WANDB_SWEEP_ID": "swept"}
     done = subprocess.run(
-        [*typed, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+        [*typed, *more], cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
     )
     assert done.returncode == 0, done.stderr
     folder = only_run(tmp_path)

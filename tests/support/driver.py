@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
+import socket
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+from random import SystemRandom
 from typing import Any
 
 # What a run would import first thing: once here instead of in each process that is forked from this one.
@@ -61,7 +64,7 @@ def command(*words: str, program: tuple[str, ...] = (sys.executable, "train.py")
         env=environment,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=240,
         check=False,
         stdin=subprocess.DEVNULL,
         **options,
@@ -116,7 +119,7 @@ class Beside:
             self._code = os.waitstatus_to_exitcode(status) if pid else None
         return self._code is not None
 
-    def wait(self, seconds: float = 60) -> int:
+    def wait(self, seconds: float = 120) -> int:
         """Its exit code."""
         wait_until(self.ended, seconds)
         assert self._code is not None
@@ -149,7 +152,22 @@ def processes() -> Mapping[int, list[str]]:
     return found
 
 
-def wait_until(holds: Callable[[], Any], seconds: float = 60) -> None:
+def free_port() -> int:
+    """Returns a port at which nobody listens, below those that the kernel gives to other programs meanwhile."""
+    while True:
+        port = SystemRandom().randrange(20_000, 32_000)
+        with suppress(OSError), closing(socket.create_server(("127.0.0.1", port))):
+            return port
+
+
+def pending(pid: int, signum: int) -> bool:
+    """Returns whether a process that stands still has yet to handle a signal."""
+    (mask,) = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), flags=re.MULTILINE)
+    return bool(int(mask, 16) >> (signum - 1) & 1)
+
+
+def wait_until(holds: Callable[[], Any], seconds: float = 120) -> None:
+    """Waits for an event; the limit only ends a test that hangs, so it is far longer than a busy machine needs."""
     until = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < until, f"not within {seconds} seconds"
@@ -165,7 +183,7 @@ def beside(*words: str, folder: Path, before: Callable[[], None] = lambda: None)
     finally:
         if started.members():
             started.kill()
-        started.wait(10)
+        started.wait()
 
 
 def only_run(outputs: Path) -> Path:

@@ -23,12 +23,12 @@ LAB = [sys.executable, str(ROOT / "scripts" / "netlab.py")]
 BAD_INPUT, TIMED_OUT, TERMINATED = 2, 124, 143
 
 
-def lab(*words: str, timeout: float = 100) -> subprocess.CompletedProcess[str]:
+def lab(*words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
     return subprocess.run([*LAB, *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
 
 
 def run(*words: str, workers: int = 2, gbit: str = "inf") -> subprocess.CompletedProcess[str]:
-    return lab("run", "--workers", str(workers), "--gbit", gbit, "--timeout", "80", *words)
+    return lab("run", "--workers", str(workers), "--gbit", gbit, "--timeout", "200", *words)
 
 
 @lru_cache
@@ -39,7 +39,7 @@ def missing(*options: str) -> str | None:
         return f"needs the programs {', '.join(programs)}"
     user = ["--user", "--map-root-user"] if options or os.geteuid() else []
     words = ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--mount-proc", "true"]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=240, check=False)
     return f"no namespaces here: {done.stderr.strip()}" if done.returncode else None
 
 
@@ -80,7 +80,7 @@ def processes_in(namespace: str) -> list[str]:
     return found
 
 
-def until(holds: Callable[[], object], seconds: float = 30) -> None:
+def until(holds: Callable[[], object], seconds: float = 100) -> None:
     limit = time.monotonic() + seconds
     while not holds():
         assert time.monotonic() < limit
@@ -93,7 +93,7 @@ class Beside:
     def __init__(self, folder: Path, *more: str, script: str) -> None:
         self.mark = str(folder)
         told = f"readlink /proc/self/ns/net > {folder}/w$RANK.tmp; mv {folder}/w$RANK.tmp {folder}/w$RANK; {script}"
-        options = ["run", "--workers", "2", "--gbit", "1", *more, "--timeout", "80", "--", "sh", "-c", told]
+        options = ["run", "--workers", "2", "--gbit", "1", *more, "--timeout", "200", "--", "sh", "-c", told]
         self.process = subprocess.Popen([*LAB, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         files = [folder / "w0", folder / "w1"]
         until(lambda: all(file.exists() for file in files))
@@ -119,7 +119,7 @@ class Started:
         self._folder = folder
         self._labs: list[Beside] = []
 
-    def __call__(self, *options: str, script: str = "sleep 77") -> Beside:
+    def __call__(self, *options: str, script: str = "sleep 177") -> Beside:
         folder = self._folder / str(len(self._labs))
         folder.mkdir()
         self._labs.append(Beside(folder, *options, script=script))
@@ -128,7 +128,7 @@ class Started:
     def end(self) -> None:
         for one in self._labs:
             one.process.kill()
-            one.process.wait(timeout=10)
+            one.process.wait(timeout=240)
             for process in processes_with(one.mark):
                 with contextlib.suppress(ProcessLookupError):  # with the one before it
                     os.kill(process, signal.SIGKILL)

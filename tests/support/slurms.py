@@ -73,7 +73,7 @@ class Slurm:
             env=self._environment | (env or {}),
             capture_output=True,
             text=True,
-            timeout=60,
+            timeout=240,
             check=False,
         )
         assert done.returncode == 0, done.stderr
@@ -98,13 +98,13 @@ class Slurm:
         told = self.ask("scontrol", "--oneliner", "show", "job", job)
         return dict(word.split("=", 1) for word in told.split() if "=" in word)
 
-    def until(self, holds: Callable[[], Any], seconds: float = 120) -> None:
+    def until(self, holds: Callable[[], Any], seconds: float = 200) -> None:
         limit = time.monotonic() + seconds
         while not holds():
             assert time.monotonic() < limit, self.ask("squeue", "--long")
             time.sleep(0.2)
 
-    def empty(self, seconds: float = 120) -> None:
+    def empty(self, seconds: float = 200) -> None:
         """Waits for the end of all jobs."""
         self.until(lambda: not self.queue(), seconds)
 

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
 import io
+import itertools
 import threading
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from tests.support.driver import wait_until
 from trainer import display
 from trainer.display import show_activity
 
@@ -24,9 +27,11 @@ def test_short_activities_are_not_printed(capsys: pytest.CaptureFixture[str]) ->
 
 def test_long_activities_are_printed_once(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(display, "_LONG", 0.05)
+    said: list[str] = []
     with show_activity("preparing the data"):
-        time.sleep(0.3)
-    assert capsys.readouterr().out == "preparing the data ...\n"
+        wait_until(lambda: said.append(capsys.readouterr().out) or "".join(said))
+        time.sleep(0.2)
+    assert "".join(said) + capsys.readouterr().out == "preparing the data ...\n"
     with show_activity("preparing the data", quiet=True):
         time.sleep(0.1)
     assert capsys.readouterr().out == ""
@@ -44,10 +49,11 @@ class Terminal(io.StringIO):
 
 
 def test_a_terminal_shows_an_activity_while_it_lasts(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal = Terminal()
+    terminal, looks = Terminal(), itertools.chain([100.0], itertools.count(100.3))
     monkeypatch.setattr("sys.stdout", terminal)
+    monkeypatch.setattr(display, "time", SimpleNamespace(perf_counter=lambda: next(looks)))
     with show_activity("preparing the data"):
-        time.sleep(1.5)
+        wait_until(lambda: "0:01" in terminal.getvalue())
     shown = terminal.getvalue().split("\r\x1b[K")
     assert shown[0] == shown[-1] == ""  # the line is empty again
     assert shown[1:3] == ["preparing the data 0:00", "preparing the data 0:01"]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.driver import ROOT, command, events, here, only_run, results, summary
+from tests.support.driver import ROOT, command, events, free_port, here, only_run, results, summary
 from tests.support.quick import some_quick
 
 # What is typed, and what the line must say.
@@ -219,8 +219,7 @@ def test_a_profile_of_another_model(tmp_path: Path, capfd: pytest.CaptureFixture
 
 
 def test_a_chosen_port(tmp_path: Path) -> None:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     assert here(f"cluster.port={port}", "cluster.workers=2", "training.max_steps=1", f"output_dir={tmp_path}") == 0
 
 

@@ -52,7 +52,6 @@ def test_save_and_load_round_trip(tmp_path: Path) -> None:
         assert (found["rank"], found["step"], found["values"].tolist()) == (rank, 7, [float(rank)] * 3)
 
 
-@pytest.mark.timeout(60)
 def test_real_workers_save_together(tmp_path: Path) -> None:
     def work(cluster: Cluster) -> str:
         return str(save(tmp_path, 2, cluster))

@@ -6,12 +6,12 @@ import pty
 import re
 import sys
 import threading
-import time
 from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.support.driver import wait_until
 from trainer.display import Eta, LineDisplay, TerminalDisplay, make_display
 from trainer.observers import Observer
 
@@ -95,13 +95,15 @@ def test_a_line_has_throughput_and_bytes(capsys: pytest.CaptureFixture[str]) -> 
 
 
 def test_a_line_names_what_takes_long(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("trainer.display._LONG", 0.05)
-    display = LineDisplay()
-    for phase, seconds in (("building the model", 0.2), ("saving a checkpoint", 0), (None, 0.1), ("evaluating", 0.2)):
+    display, said = LineDisplay(), list[str]()
+    phases = {"building the model": True, "saving a checkpoint": False, None: False, "evaluating": True}
+    for phase, is_long in phases.items():
+        monkeypatch.setattr("trainer.display._LONG", 0.01 if is_long else 1000.0)
         display.phase(phase)
-        time.sleep(seconds)
+        if is_long:
+            wait_until(lambda: said.append(capsys.readouterr().out) or f"{phase} ...\n" in "".join(said))  # noqa: B023
     display.close()
-    assert capsys.readouterr().out.splitlines() == ["building the model ...", "evaluating ..."]
+    assert "".join([*said, capsys.readouterr().out]).splitlines() == ["building the model ...", "evaluating ..."]
 
 
 def test_lines_of_a_long_step_say_how_much_is_done(

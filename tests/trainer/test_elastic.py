@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import signal
+import time
+from functools import partial
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -19,6 +21,7 @@ from tests.support.harness import dense, representatives, spardl, topka
 from tests.trainer.toy import Notebook, ToyTask, plan, trainer
 from trainer.checkpoint import Restart, list_checkpoints, load_part
 from trainer.command_line import STOPPED
+from trainer.learner import Learner
 
 
 def sums(checkpoint: Path, workers: int, what: str = "memory") -> torch.Tensor:
@@ -134,10 +137,22 @@ RUN = (
 
 def until_step(step: int, *words: str, outputs: Path, folder: Path) -> None:
     """Trains, and is asked to stop when so many steps are done."""
-    with beside(*words, f"output_dir={outputs}", "resume=auto", folder=folder) as run:
+    with beside(*words, f"output_dir={outputs}", "resume=auto", folder=folder, before=partial(slow_from, step)) as run:
         wait_until(lambda: steps_logged(outputs) >= step or run.ended())
         run.kill(signal.SIGTERM)
-        assert run.wait(30) == STOPPED, run.stderr
+        assert run.wait() == STOPPED, run.stderr
+
+
+def slow_from(step: int) -> None:
+    """Leaves time to ask the run to stop, before it makes many more steps."""
+    whole = Learner.step
+
+    def slowed(learner: Learner, number: int) -> object:
+        if number >= step:
+            time.sleep(0.1)
+        return whole(learner, number)
+
+    Learner.step = slowed  # type: ignore[method-assign, assignment]
 
 
 @pytest.mark.slow

@@ -49,7 +49,6 @@ def test_a_part_of_the_examples_is_spread_evenly(wanted: int, chosen: Sequence[i
         assert measured(simulated(workers), steps=0, eval_examples=wanted) == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.timeout(60)
 def test_real_and_simulated_workers_measure_the_same_bits(tmp_path: Path) -> None:
     found = run_workers(3, measured)
     assert found == [measured(simulated(3))] * 3

@@ -2,19 +2,31 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
 import signal
-import socket
 import time
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 
 import pytest
 
-from tests.support.driver import Beside, beside, command, here, only_run, processes, steps_logged, summary, wait_until
+from spardl.clusters.workers.processes import _ORPHANED
+from tests.support.driver import (
+    Beside,
+    beside,
+    command,
+    free_port,
+    here,
+    only_run,
+    processes,
+    steps_logged,
+    summary,
+    wait_until,
+)
+from tests.support.measuring import undisturbed
 from trainer.experiment import Experiment
 from trainer.learner import Learner
 
@@ -31,7 +43,7 @@ def once_it_trains(run: Beside, outputs: Path, steps: int = 6) -> list[int]:
 
 def check_end(run: Beside, pattern: str) -> int:
     """Exit code 1, one line, no process left; returns the step that the line names."""
-    assert run.wait(20) == 1
+    assert run.wait(45) == 1  # before cluster.timeout, unless it is set
     assert not run.members()
     (line,) = run.stderr.splitlines()
     found = re.fullmatch(pattern, line)
@@ -41,20 +53,25 @@ def check_end(run: Beside, pattern: str) -> int:
 
 @pytest.mark.parametrize(("cluster", "rank"), [("process_group", 2), ("process_group", 0), ("simulated", 0)])
 def test_a_killed_worker(cluster: str, rank: int, tmp_path: Path) -> None:
-    words = (*LONG, *CLUSTERS[cluster], f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log") as run:
-        workers = once_it_trains(run, tmp_path / "out")
-        began = time.monotonic()
-        os.kill(workers[rank], signal.SIGKILL)
-        step = check_end(
-            run, rf"error: worker {rank} was killed by SIGKILL at step (?P<step>\d+); the other workers were stopped"
-        )
-        assert time.monotonic() - began < 15
-    assert step >= 5
-    folder = only_run(tmp_path / "out")
-    assert summary(folder)["status"] == "failed"
-    assert f"worker {rank} was killed" in summary(folder)["reason"]
-    assert (folder / "checkpoints").exists()
+    attempts = itertools.count()
+
+    def ended() -> float:
+        outputs = tmp_path / str(next(attempts)) / "out"
+        with beside(*LONG, *CLUSTERS[cluster], f"output_dir={outputs}", folder=outputs.parent / "log") as run:
+            workers = once_it_trains(run, outputs)
+            began = time.monotonic()
+            os.kill(workers[rank], signal.SIGKILL)
+            said = rf"error: worker {rank} was killed by SIGKILL at step (?P<step>\d+); the other workers were stopped"
+            step = check_end(run, said)
+            seconds = time.monotonic() - began
+        assert step >= 5
+        folder = only_run(outputs)
+        assert summary(folder)["status"] == "failed"
+        assert f"worker {rank} was killed" in summary(folder)["reason"]
+        assert (folder / "checkpoints").exists()
+        return seconds
+
+    undisturbed(ended, lambda seconds: seconds < 15)
 
 
 def test_what_a_killed_worker_leaves_can_be_continued(tmp_path: Path) -> None:
@@ -74,8 +91,9 @@ def short_waits(monkeypatch: pytest.MonkeyPatch, notice: float, obey: float) -> 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_stopped_worker(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    short_waits(monkeypatch, 1.0, 0.5)
-    words = (*LONG, *CLUSTERS["process_group"], "cluster.timeout=2", f"output_dir={tmp_path / 'out'}")
+    # A busy machine must not be late for them: a live worker that is would be taken for the stopped one.
+    short_waits(monkeypatch, 3.0, 0.5)
+    words = (*LONG, *CLUSTERS["process_group"], "cluster.timeout=6", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
         workers = once_it_trains(run, tmp_path / "out")
         os.kill(workers[rank], signal.SIGSTOP)
@@ -84,7 +102,7 @@ def test_a_stopped_worker(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_a_short_stop_does_no_harm(tmp_path: Path) -> None:
-    words = (*LONG, *CLUSTERS["process_group"], "cluster.timeout=10", f"output_dir={tmp_path / 'out'}")
+    words = (*LONG, *CLUSTERS["process_group"], "cluster.timeout=60", f"output_dir={tmp_path / 'out'}")
     with beside(*words, folder=tmp_path / "log") as run:
         worker = once_it_trains(run, tmp_path / "out")[1]
         os.kill(worker, signal.SIGSTOP)
@@ -102,7 +120,7 @@ def test_workers_do_not_outlive_the_launcher(cluster: str, tmp_path: Path) -> No
         workers = once_it_trains(run, tmp_path / "out")
         assert len(workers) == (1 if cluster == "simulated" else 3)
         os.kill(run.pid, signal.SIGKILL)
-        wait_until(lambda: not run.members(), 5)
+        wait_until(lambda: not run.members(), _ORPHANED / 2)
         assert not set(workers) & {pid for pid, fields in processes().items() if fields[2] != "Z"}
         assert run.stderr == ""
     newest = max(only_run(tmp_path / "out").glob("checkpoints/step-*"))
@@ -122,7 +140,7 @@ def test_a_parent_that_ignores_the_ends_of_children(killed: bool, tmp_path: Path
             os.kill(once_it_trains(run, tmp_path / "out")[1], signal.SIGKILL)
             check_end(run, r"error: worker 1 was killed by SIGKILL at step (?P<step>\d+); .*")
         else:
-            assert run.wait(20) == 0, run.stderr
+            assert run.wait() == 0, run.stderr
 
 
 def breaking(monkeypatch: pytest.MonkeyPatch, error: Exception) -> Callable[[], None]:
@@ -212,28 +230,32 @@ def test_a_worker_that_dies_in_any_phase_ends_all(
     schedule: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Killed or stopped at a random moment: while measuring, in a pass, in either half of a synchronization."""
-    short_waits(monkeypatch, 2.5, 1.0)
-    draw = random.Random(f"{schedule} {seed}")
-    words = (*LONG, *CLUSTERS["process_group"], *SCHEDULES[schedule], "cluster.timeout=3")
-    rank, stops = draw.randrange(3), draw.random() < 0.5
-    with beside(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
-        workers = once_it_trains(run, tmp_path / "out", draw.randrange(1, 20))
-        time.sleep(draw.uniform(0, 0.3))
-        began = time.monotonic()
-        os.kill(workers[rank], signal.SIGSTOP if stops else signal.SIGKILL)
-        if stops:
-            check_end(run, rf"error: worker {rank} stopped answering at step (?P<step>\d+)")
-        else:
-            check_end(run, rf"error: worker {rank} was killed by SIGKILL at step (?P<step>\d+); .* were stopped")
-        assert time.monotonic() - began < 20
+    short_waits(monkeypatch, 4.0, 1.0)
+    words = (*LONG, *CLUSTERS["process_group"], *SCHEDULES[schedule], "cluster.timeout=6")
+    attempts = itertools.count()
+
+    def ended() -> float:
+        draw, outputs = random.Random(f"{schedule} {seed}"), tmp_path / str(next(attempts)) / "out"
+        rank, stops = draw.randrange(3), draw.random() < 0.5
+        with beside(*words, f"output_dir={outputs}", folder=outputs.parent / "log") as run:
+            workers = once_it_trains(run, outputs, draw.randrange(1, 20))
+            time.sleep(draw.uniform(0, 0.3))
+            began = time.monotonic()
+            os.kill(workers[rank], signal.SIGSTOP if stops else signal.SIGKILL)
+            if stops:
+                check_end(run, rf"error: worker {rank} stopped answering at step (?P<step>\d+)")
+            else:
+                check_end(run, rf"error: worker {rank} was killed by SIGKILL at step (?P<step>\d+); .* were stopped")
+            return time.monotonic() - began
+
+    undisturbed(ended, lambda seconds: seconds < 20)
 
 
 @pytest.mark.slow
 def test_who_cannot_meet_the_others_says_so_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As typed, since torch reads once how much it shall say: of its own it would print the stack of its C++."""
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        port = server.getsockname()[1]
+    port = free_port()
     nobody = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
     done = command("cluster.timeout=1", "logger=none", f"output_dir={tmp_path / 'out'}", env=nobody)
     assert done.returncode == 2

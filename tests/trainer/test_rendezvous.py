@@ -74,7 +74,6 @@ def test_what_listens_is_seen() -> None:
         assert Place("127.0.0.1", here.getsockname()[1]) in found
 
 
-@pytest.mark.timeout(60)
 def test_local_workers_listen_on_the_loopback_only(tmp_path: Path) -> None:
     def job(cluster: Cluster, device: torch.device, heartbeat: Heartbeat) -> None:
         assert {place.address for place in listening(os.getpid())} == {"127.0.0.1"}
@@ -104,7 +103,6 @@ def met(interface: str | None = None) -> tuple[list[Any], set[Place]]:
     return [both, stores], listening(os.getpid()) - before
 
 
-@pytest.mark.timeout(30)
 @pytest.mark.parametrize("interface", [None, "lo"])
 def test_torchrun_rank_0_listens_on_the_given_address(interface: str | None) -> None:
     (both, stores), places = met(interface)
@@ -226,7 +224,7 @@ def test_all_ranks_of_torchrun_end_if_the_run_is_finished(tmp_path: Path) -> Non
     command = [*TORCHRUN, "--nproc-per-node", "2", *words]
     for printed in ("results: ", "already finished: "):
         done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=100, check=False
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
         )
         assert done.returncode == 0, done.stderr
         assert printed in done.stdout

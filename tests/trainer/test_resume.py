@@ -90,7 +90,7 @@ def test_a_second_run_beside_one_that_is_in_use(tmp_path: Path, capfd: pytest.Ca
 
 
 def wait_in_the_first_step() -> None:
-    Learner.step = lambda *arguments: time.sleep(60)  # type: ignore[method-assign, assignment, return-value]
+    Learner.step = lambda *arguments: time.sleep(600)  # type: ignore[method-assign, assignment, return-value]
 
 
 @pytest.mark.slow

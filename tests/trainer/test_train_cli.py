@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -16,7 +14,19 @@ import torch
 import yaml
 
 from spardl.basics.version import __version__
-from tests.support.driver import ROOT, STARTED_BY, beside, command, events, here, only_run, processes, results, summary
+from tests.support.driver import (
+    ROOT,
+    STARTED_BY,
+    beside,
+    command,
+    events,
+    free_port,
+    here,
+    only_run,
+    processes,
+    results,
+    summary,
+)
 from trainer.command_line import _options
 
 TINY = ("training.max_steps=2", "cluster.workers=2")
@@ -63,7 +73,7 @@ def test_the_main_job_logs_offline_without_a_question(tmp_path: Path) -> None:
         env={**environment, "HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=240,
         check=False,
         stdin=subprocess.DEVNULL,
     )
@@ -158,11 +168,6 @@ def test_a_sweep_goes_on_after_failures(tmp_path: Path, capfd: pytest.CaptureFix
     found = [summary(folder) for folder in tmp_path.glob("[!.]*")]
     assert sorted(content["status"] for content in found) == ["failed", "finished"]
     assert any("the loss is nan" in content.get("reason", "") for content in found)
-
-
-def free_port() -> int:
-    with closing(socket.create_server(("127.0.0.1", 0))) as server:
-        return int(server.getsockname()[1])
 
 
 TORCHRUN = (str(Path(sys.executable).parent / "torchrun"), "--standalone", "--local-addr", "127.0.0.1")

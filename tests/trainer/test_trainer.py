@@ -220,7 +220,6 @@ def test_nan_on_one_worker_is_discarded(method: str, tmp_path: Path) -> None:
     assert all(parameter.isfinite().all() for parameter in running._learner.model.parameters())
 
 
-@pytest.mark.timeout(60)
 def test_real_workers_count_what_others_refused(tmp_path: Path) -> None:
     def work(cluster: Cluster) -> tuple[int, list[float]]:
         (rank,) = cluster.local_ranks
@@ -232,7 +231,6 @@ def test_real_workers_count_what_others_refused(tmp_path: Path) -> None:
     assert run_workers(2, work) == [(1, [0, 0, 1, 1])] * 2
 
 
-@pytest.mark.timeout(60)
 def test_one_line_names_the_rank_and_the_step(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """However many ranks there are, and however many lines of figures follow."""
 

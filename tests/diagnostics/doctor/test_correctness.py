@@ -46,7 +46,6 @@ def _drift(total: torch.Tensor, workers: int, state: MethodState) -> torch.Tenso
     return values
 
 
-@pytest.mark.timeout(60)
 @pytest.mark.parametrize(
     ("target", "broken", "said"),
     [
@@ -72,7 +71,6 @@ def test_a_broken_method_is_found(
     assert other == (failures, found)
 
 
-@pytest.mark.timeout(60)
 def test_one_broken_method_among_all(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     few = {name: make_method(name) for name in ("dgc", "gtopk", "topkdsa")}
     monkeypatch.setattr(correctness, "every_method", lambda findings: few)

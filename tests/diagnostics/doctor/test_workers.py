@@ -23,10 +23,9 @@ from tests.diagnostics.doctor.common import Collected, Doctor, lines, local
 from tests.support.driver import command
 
 
-@pytest.mark.timeout(60)
 def test_workers_of_this_machine(doctor: Doctor, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "network.yaml"
-    code = doctor("--workers", "2", "--device", "cpu", "--out", str(file))
+    code = doctor("--workers", "2", "--device", "cpu", "--budget", "1000", "--out", str(file))
     said = capfd.readouterr().out
     assert code == 0, said
     assert not lines(said, "FAILED")
@@ -92,7 +91,7 @@ def test_a_lost_worker_is_named(
 
     monkeypatch.setattr("spardl.diagnostics.doctor.correctness.check_spardl", _within_the_library(lose))
     monkeypatch.setattr("spardl.diagnostics.doctor.peers._PUBLISHING", 1.0)
-    code, output = local(brief, capfd, "--timeout", "2")
+    code, output = local(brief, capfd, "--timeout", "5")
     (line,) = lines(output, "FAILED")
     assert (code, line[: len(said)]) == (1, said)
 
@@ -109,7 +108,6 @@ def _within_the_library(check: Callable[..., None]) -> Callable[..., None]:
     return checked
 
 
-@pytest.mark.timeout(60)
 def test_a_check_that_breaks_on_one_worker(
     brief: Doctor, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,7 +142,6 @@ def test_checks_end_with_the_time(findings: Collected) -> None:
     assert findings.lines[2].startswith("warning not checked within --budget: methods, pace; run this again ")
 
 
-@pytest.mark.timeout(60)
 def test_workers_agree_that_the_time_is_over(brief: Doctor, capfd: pytest.CaptureFixture[str]) -> None:
     assert brief("--workers", "2", "--device", "cpu", "--budget", "1e-6") == 0
     out, err = capfd.readouterr()
@@ -154,7 +151,6 @@ def test_workers_agree_that_the_time_is_over(brief: Doctor, capfd: pytest.Captur
     assert "checking links" not in err
 
 
-@pytest.mark.timeout(60)
 def test_a_network_that_cannot_be_written(
     brief: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -208,8 +204,8 @@ def test_bad_input_is_one_line(
 @pytest.mark.slow
 def test_workers_of_torchrun(tmp_path: Path) -> None:
     start = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
-    words = ["-m", "spardl.diagnostics.doctor", "--device", "cpu", "--out", str(tmp_path / "network.yaml")]
-    done = command(*words, program=(sys.executable, *start))
+    words = ["-m", "spardl.diagnostics.doctor", "--device", "cpu", "--budget", "1000"]
+    done = command(*words, "--out", str(tmp_path / "network.yaml"), program=(sys.executable, *start))
     assert done.returncode == 0, done.stdout + done.stderr
     topics = [line.split(":")[0] for line in lines(done.stdout, "ok")]
     assert {"peers", "backend", "network", "SparDL at density 0.01", "methods"} <= set(topics)

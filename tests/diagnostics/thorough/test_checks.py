@@ -42,7 +42,6 @@ def test_nccl_takes_one_worker_for_each_gpu() -> None:
     assert ways == ["nccl", "gloo", "gloo", "gloo"]
 
 
-@pytest.mark.timeout(60)
 def test_laws_hold(few: None) -> None:
     outcome = laws.check_laws(2)(HERE)
     said(outcome, Verdict.OK, "2 workers over gloo on cpu: all ")
@@ -69,7 +68,6 @@ def test_a_broken_law_is_found(
     said(laws.check_laws(2)(HERE), Verdict.FAILED, text)
 
 
-@pytest.mark.timeout(60)
 def test_single_bit_deviation_is_found(few: None, monkeypatch: pytest.MonkeyPatch) -> None:
     own = laws.simulated
 

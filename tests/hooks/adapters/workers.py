@@ -12,8 +12,8 @@ import pytest
 import torch.distributed as dist
 
 from spardl.clusters import ProcessGroupCluster
+from tests.support.driver import free_port
 from tests.support.harness import run_workers
-from tests.trainer.test_train_cli import free_port
 
 
 def imported(module: str, extra: str) -> None:

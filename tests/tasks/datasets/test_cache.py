@@ -112,7 +112,7 @@ def _work(folder, barrier, log):
             file.write(f"{os.getpid()}\n")
         return {"x": torch.randperm(2_000_000, generator=torch.Generator().manual_seed(0))}
 
-    barrier.wait(timeout=60)
+    barrier.wait(timeout=240)
     assert len(cached(folder, "thing", {}, slow)["x"].unique()) == 2_000_000
 
 
@@ -125,7 +125,7 @@ def test_of_two_processes_at_once_one_makes_it(tmp_path):
     for worker in workers:
         worker.start()
     for worker in workers:
-        worker.join(timeout=60)
+        worker.join(timeout=240)
     assert [worker.exitcode for worker in workers] == [0, 0]
     assert len((tmp_path / "log").read_text().splitlines()) == 1
 

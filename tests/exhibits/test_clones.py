@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +13,10 @@ import pytest
 from scripts import claims, report, reproduce
 from scripts.exhibits import base
 from scripts.exhibits.charts import sheets
-from scripts.exhibits.claims import base as claims_base
 from scripts.exhibits.claims import catalogue as claims_catalogue
-from scripts.exhibits.claims import evidence, judging
+from scripts.exhibits.claims import figures as found_in
+from scripts.exhibits.claims import judging
+from scripts.exhibits.claims.rules import AtMost
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.records import SHIPPED, read_records
 from tests.support.driver import ROOT
@@ -29,17 +29,8 @@ def halves(number: int) -> dict[str, Any]:
     return {"sheets": [predictions.sheet("Halves", ["case", "half"], {"x": [number / 2]})]}
 
 
-class AtMostFive(claims_base.Rule):
-    words = "at most 5"
-
-    def judge(self, figures: Sequence[Any]) -> Any:
-        value = figures[0].mean
-        verdict = claims_base.Verdict.REPRODUCED if value <= 5 else claims_base.Verdict.NOT
-        return claims_base.Finding(verdict, f"{value:g}", "it is so")
-
-
 def cell(exhibit: Any, scale: str, results: Any) -> Any:
-    return list(evidence.cells(evidence.tables(exhibit, scale, results), "half", bool).values())
+    return list(found_in.cells(found_in.tables(exhibit, scale, results), "half").values())
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +49,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         charts=(sheets.Dots("halves"),),
     )
     published = judging.Published("5", judging.Known.LOW)
-    claim = judging.Claim("X: half", "It is small.", published, "x.y", cell, AtMostFive(), "halves")
+    claim = judging.Claim("X: half", "It is small.", published, "x.y", cell, AtMost(5), "halves")
     monkeypatch.setattr(summary, "_commit", lambda: COMMIT)
     for module in (reproduce, claims):
         monkeypatch.setattr(module, "catalogue", lambda: {"x.y": exhibit})

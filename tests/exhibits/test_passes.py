@@ -197,13 +197,13 @@ def test_records_are_of_what_every_clone_has(given: Given) -> None:
 def test_verdicts_rest_on_no_guess_where_passes_were_measured(given: Given) -> None:
     (claim,) = (each for each in load_all() if each.name == "DeAR: speed on 10 GbE")
     measured = catalogue()["dear.speed"].with_passes(given("resnet50", bench_schedules.sizes()["resnet50"]))
-    assert judging.ASSUMED_GPU in claim.where(catalogue()["dear.speed"], "smoke").limits
-    assert judging.ASSUMED_GPU not in claim.where(measured, "smoke").limits
-    assert judging.ASSUMED_GPU in claim.where(measured, "laptop").limits  # other models are assumed there
+    assert judging.Limit.ASSUMED_GPU in claim.where(catalogue()["dear.speed"], "smoke").limits
+    assert judging.Limit.ASSUMED_GPU not in claim.where(measured, "smoke").limits
+    assert judging.Limit.ASSUMED_GPU in claim.where(measured, "laptop").limits  # other models are assumed there
     # What compressors take is assumed in any case.
     (claim,) = (each for each in load_all() if each.name == "SparDL: speed of an update")
     exhibit = catalogue()["spardl.breakdown"]
     plans = {"smoke": replace(exhibit.plans["smoke"])}
     whole = replace(exhibit, plans=plans).with_passes(vgg16(given))
     assert whole.assumes("smoke") == []
-    assert judging.ASSUMED_GPU in claim.where(whole, "smoke").limits
+    assert judging.Limit.ASSUMED_GPU in claim.where(whole, "smoke").limits

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from scripts.exhibits import measures
 from scripts.exhibits.claims.judging import ORDER
 from tests.support.claiming import figures, rule, verdict
 
@@ -156,10 +155,3 @@ def test_a_greater_loss_is_never_judged_better(seeds: list[float], loss: float, 
 @given(SEEDS, SEEDS)
 def test_an_order_and_its_opposite_are_never_both_there(one: list[float], other: list[float]) -> None:
     assert [verdict(figures(*pair), "Order") for pair in ((one, other), (other, one))].count("REPRODUCED") < 2
-
-
-def test_ranges_by_hand() -> None:
-    assert measures.difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841377, 2, 2 + 2.4841377))
-    assert measures.range_of_mean([1.0]) == (-float("inf"), 1.0, float("inf"))
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        measures.difference([1.0, 2.0], [1.0])

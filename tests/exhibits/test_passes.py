@@ -79,16 +79,10 @@ def test_slow_passes_leave_less_to_gain_on_the_map(given: Given) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "exhibit",
-    [
-        catalogue()["dear.speed"],
-        catalogue()["dear.breakdown"],
-        catalogue()["dear.tuning"],
-        catalogue()["sketch_fusion.fusion"],
-        catalogue()["sketch_fusion.scaling"],
-    ],
+    "name", ["dear.speed", "dear.breakdown", "dear.tuning", "sketch_fusion.fusion", "sketch_fusion.scaling"]
 )
-def test_iterations_are_predicted_from_the_profile(exhibit: Any, given: Given) -> None:
+def test_iterations_are_predicted_from_the_profile(name: str, given: Given) -> None:
+    exhibit: Any = catalogue()[name]
     size = bench_schedules.sizes()["resnet50"]
     slow, slower = (exhibit.with_passes(given("resnet50", size, seconds)) for seconds in (9.0, 90.0))
     ids = {each.job("smoke").id for each in (exhibit, slow, slower)}
@@ -99,7 +93,7 @@ def test_iterations_are_predicted_from_the_profile(exhibit: Any, given: Given) -
     assert "--profile resnet50=" in slow.job("smoke").command
     found = [each.function(**dict(each.job("smoke").arguments)) for each in (exhibit, slow)]
     assert found[0] != found[1]
-    if exhibit is catalogue()["dear.speed"]:
+    if name == "dear.speed":
         assert min(found[1]["sheets"][0]["rows"][0][1:7]) > 9
 
 
@@ -155,23 +149,16 @@ def test_a_profile_of_another_size_is_refused(given: Given) -> None:
             exhibit.with_passes(taken)
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
+def test_what_is_no_profile_of_one_model_is_refused(given: Given) -> None:
+    file = vgg16(given)["vgg16"].path
+    for words, reason in (
         (["vgg16"], "must be MODEL=FILE"),
         (["=x.json"], "must be MODEL=FILE"),
         (["vgg16=nowhere.json"], "is not a profile"),
-    ],
-)
-def test_what_is_no_profile_is_refused(words: list[str], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        read_passes(words)
-
-
-def test_one_file_for_each_model(given: Given) -> None:
-    file = vgg16(given)["vgg16"].path
-    with pytest.raises(ConfigError, match="names vgg16 twice"):
-        read_passes([f"vgg16={file}", f"vgg16={file}"])
+        ([f"vgg16={file}", f"vgg16={file}"], "names vgg16 twice"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            read_passes(words)
 
 
 def test_every_exhibit_says_what_changes(given: Given, capsys: pytest.CaptureFixture[str]) -> None:

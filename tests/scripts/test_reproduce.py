@@ -52,20 +52,12 @@ def small() -> Any:
     return tables.Table("A title", ("method", "metric", "note"), rows)
 
 
-def test_markdown(small: Any) -> None:
+def test_markdown_and_csv(small: Any) -> None:
     lines = tables.markdown(small).splitlines()
-    assert lines[0] == "| method | metric | note |"
+    assert (lines[0], len(lines)) == ("| method | metric | note |", 4)
     assert lines[2] == "| 50% of a\\|b | 1.5 ± 0.1 | yes & no |"
-    assert len(lines) == 4
-
-
-def test_csv_holds_bare_numbers(small: Any) -> None:
-    rows = list(csv.reader(io.StringIO(tables.WRITERS["csv"](small))))
-    assert rows == [
-        ["method", "metric", "note"],
-        ["50% of a|b", "1.5", "yes & no"],
-        ["c_d", "failed: <lost>", "failed"],
-    ]
+    rows = list(csv.reader(io.StringIO(tables.WRITERS["csv"](small))))  # with bare numbers
+    assert rows[1:] == [["50% of a|b", "1.5", "yes & no"], ["c_d", "failed: <lost>", "failed"]]
 
 
 def test_latex_is_escaped(small: Any) -> None:
@@ -170,11 +162,13 @@ def test_the_scale_of_the_paper_is_for_a_cluster(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_interval_of_seeds() -> None:
-    assert measures.interval([1.0, 2.0]) is None
     # Student's t of two degrees of freedom is 4.303 at 97.5%, the standard deviation is 1.
     assert measures.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
+    assert measures.difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841377, 2, 2 + 2.4841377))
     assert measures.spread([1.0, 2.0, 3.0]) == "2 ± 2.5"
     assert measures.shown_interval([1.0, 2.0, 3.0]) == "-0.4841 to 4.484"
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        measures.difference([1.0, 2.0], [1.0])
 
 
 @pytest.mark.parametrize(("values", "number"), [([2.0], "1 seed"), ([1.0, 3.0], "2 seeds")])
@@ -182,6 +176,7 @@ def test_fewer_than_three_seeds_have_no_interval(values: list[float], number: st
     assert measures.spread(values) == f"2 ({number})"
     assert measures.shown_interval(values) == f"none of {number}"
     assert measures.range_of_mean(values) == (-math.inf, 2.0, math.inf)
+    assert measures.interval(values) is None
 
 
 def comparison(seeds: tuple[int, ...] = (1, 2, 3)) -> Any:

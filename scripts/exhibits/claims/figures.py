@@ -80,13 +80,7 @@ def tables(exhibit: Exhibit, scale: str, results: Results) -> Sequence[Table]:
 def cells(
     found: Sequence[Table], column: str, rows: Callable[[str], Any] = bool, titles: Callable[[str], Any] = bool
 ) -> Cells:
-    """The numbers of a column, named after their rows.
-
-    Args:
-        found: Tables, at least one of which has the column.
-        column: Name of the column.
-        rows: Selects rows by name.
-        titles: Selects tables by title.
+    """The numbers of a column, named after their rows, in selected rows and tables with selected titles.
 
     Raises:
         KeyError: If no table has the column, so that the exhibit no longer fits the claim.
@@ -185,22 +179,15 @@ def between_columns(
     rows: str = "",
     speeds: bool = False,
 ) -> list[Figure]:
-    """Seconds in the fastest other column over those in the last one, by row.
+    """Seconds in the fastest other column over those in the last one, by row of the tables of all networks or one.
 
-    Args:
-        exhibit: Exhibit with one table per network.
-        scale: Size preset of the runs.
-        results: Results of the runs.
-        columns: Names of the columns.
-        network: Network of the wanted table; empty for all tables.
-        rows: Regular expression of the wanted rows; all rows by default.
-        speeds: Whether the columns hold shares of the ideal speed in place of seconds.
+    The columns may hold shares of the ideal speed in place of seconds; ``rows`` is a regular expression.
     """
     made, wanted = tables(exhibit, scale, results), re.compile(rows).search
-    found = [cells(made, column, wanted, lambda title: network in title) for column in columns]
+    found = {name: cells(made, name, wanted, lambda title: network in title) for name in columns}
     gains = []
-    for title, row in found[-1]:
-        figures = [each[title, row]._replace(name=name) for name, each in zip(columns, found, strict=True)]
+    for title, row in found[columns[-1]]:
+        figures = [each[title, row]._replace(name=name) for name, each in found.items()]
         if speeds:
             figures = [each._replace(values=[1 / value for value in each.values]) for each in figures]
         name = row if network else f"{row}, {title.rpartition(', ')[2]}"
@@ -346,12 +333,7 @@ def searched(exhibit: Exhibit, scale: str, results: Results) -> list[Figure]:
 
 
 def too_short(config: Mapping[str, Any], steps: int) -> str:
-    """Why a training is too short to judge the method's accuracy; dense training has no minimum.
-
-    Args:
-        config: Configuration of the training.
-        steps: Steps that it made.
-    """
+    """Why a training with these steps is too short to judge the method's accuracy; dense training has no minimum."""
     density = config["compressor"].get("density")
     needed = math.ceil(round(SWEEPS / density, 6)) if density else 0
     made = steps - config["warmup"]["steps"]
@@ -465,12 +447,7 @@ def metrics(exhibit: MethodComparison, scale: str, results: Results, method: str
 
 
 def best_elsewhere(name: str, settings: Sequence[Figure]) -> Figure:
-    """For each seed, the value at the setting that is best for the other seeds.
-
-    Args:
-        name: Name of the result.
-        settings: At least one figure, with equal seeds; greater values are better.
-    """
+    """For each seed, the value at the setting, of at least one, that is best for the other seeds."""
     values = held_out({place: figure.values for place, figure in enumerate(settings)}, lower=False)
     reasons = tuple(dict.fromkeys(reason for figure in settings for reason in figure.hindrances))
     return Figure(name, values, (), jobs_of(settings), hindrances=reasons)
@@ -518,25 +495,18 @@ def random_block(exhibit: StudyRates, scale: str, results: Results) -> list[Figu
     ]
 
 
-def timed(
-    exhibit: MethodComparison, plan: Plan, results: Results, methods: Sequence[str]
-) -> dict[Case, dict[str, Figure]]:
-    """Virtual seconds of each seed's training, by case and method.
+def seconds_of_teams(exhibit: MethodComparison, scale: str, results: Results) -> list[Figure]:
+    """Virtual seconds of a training, by increasing number of teams.
 
     Raises:
-        NoEvidence: See :func:`trained`; if trainings of one case ran on several machines.
+        NoEvidence: See :func:`trained`; if the trainings ran on several machines.
     """
-    found = trained(exhibit, plan, results, methods, lambda summary: float(summary["cluster_seconds"]))
-    for case, figures in found.items():
-        jobs = jobs_of(figures.values())
-        names = machines(map(results.of, jobs))
-        if len(names) > 1:
-            raise NoEvidence(f"seconds of different machines do not compare: {'; '.join(names)} ({case.title})", jobs)
-    return found
-
-
-def seconds_of_teams(exhibit: MethodComparison, scale: str, results: Results) -> list[Figure]:
-    """Virtual seconds of a training, by increasing number of teams."""
     methods = [method for method in exhibit.methods if not method.startswith("R-SAG")]
-    (found,) = timed(exhibit, at(scale, exhibit.plans), results, methods).values()
+    plan = at(scale, exhibit.plans)
+    by_case = trained(exhibit, plan, results, methods, lambda summary: float(summary["cluster_seconds"]))
+    ((case, found),) = by_case.items()
+    jobs = jobs_of(found.values())
+    names = machines(map(results.of, jobs))
+    if len(names) > 1:
+        raise NoEvidence(f"seconds of different machines do not compare: {'; '.join(names)} ({case.title})", jobs)
     return list(found.values())

@@ -106,13 +106,9 @@ def jobs_of(figures: Iterable[Figure | Judgement]) -> tuple[Job, ...]:
 
 
 class Finding(NamedTuple):
-    """The outcome of a rule.
+    """The outcome of a rule: a verdict, the deciding figures and the reason, as text.
 
-    Attributes:
-        verdict: Verdict without an overshoot mark.
-        ours: The deciding figures, as text.
-        reason: Reason for the verdict, made of the figures.
-        overshoot: Whether the figures far exceed the published ones, so that something else must differ.
+    An overshoot far exceeds the published figures, so that something else must differ.
     """
 
     verdict: Verdict
@@ -152,7 +148,6 @@ class Known(Enum):
 
     ABSTRACT = "read in the abstract"
     SUMMARY = "read in a summary by others"
-    CODE = "read in the official code"
     DERIVED = "derived from the sources read"
     HIGH = "from memory, high certainty"
     MEDIUM = "from memory, medium certainty"
@@ -160,14 +155,7 @@ class Known(Enum):
 
 
 class Published(NamedTuple):
-    """A published figure.
-
-    Attributes:
-        figure: The figure as stated.
-        known: How we know it.
-        note: Unknown aspects, or facts from other sources.
-        place: Table or figure of the paper; empty if we do not know the number.
-    """
+    """A published figure as stated, how we know it, what is unknown or known from others, and its table or figure."""
 
     figure: str
     known: Known
@@ -277,16 +265,9 @@ class TaskFinding(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """Verdict on a claim.
+    """Verdict on a claim, with the limits that applied; a description and the basis of the runs, and their jobs.
 
-    Attributes:
-        claim: The claim, with the limits that applied.
-        finding: Verdict on the whole claim, with our figures and the reason.
-        scale: Size preset of the runs.
-        setting: Description of the runs.
-        basis: Simulated, measured and assumed quantities.
-        jobs: Jobs behind the figures.
-        tasks: Verdict on each task that was run, if the claim has tasks.
+    If the claim has tasks, each task that was run has a verdict of its own.
     """
 
     claim: Claim
@@ -327,17 +308,12 @@ def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Re
 
 
 def gathered(parts: Iterable[tuple[str, T]], find: Callable[[T], Sequence[Figure]]) -> list[Figure]:
-    """The figures of all parts of a claim, such as exhibits; a part without any gives one that says why.
-
-    Args:
-        parts: Title and value of each part.
-        find: Finds the figures of a part.
+    """The figures of all parts of a claim, given by title, such as exhibits; one without any says why.
 
     Raises:
         NoEvidence: If no part has figures.
     """
-    found: list[Figure] = []
-    missing: list[Figure] = []
+    found, missing = list[Figure](), list[Figure]()
     for title, part in parts:
         try:
             found += find(part)

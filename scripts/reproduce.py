@@ -229,9 +229,10 @@ def act(arguments: argparse.Namespace) -> int:
         )
     given = read_passes(arguments.profile)
     exhibits = measured(chosen(arguments.exhibits, arguments.seeds), arguments.scale, given)
-    store = None if arguments.own else RecordStore(arguments.records)
+    records = RecordStore(arguments.records)
+    store = None if arguments.own else records
     judged, further = list[Section](), list[Section]()
-    recorded, records = True, RecordStore(arguments.records)
+    recorded = True
 
     def ended(job: Job, fault: SpardlError | None) -> None:
         """Records each job when it ends, so that an interruption loses nothing."""

@@ -88,13 +88,10 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ende
 def _plan(jobs: Sequence[Job]) -> str:
     """Returns the expected duration, as far as it is known."""
     known = [job.expected for job in jobs if job.expected is not None]
+    seconds = sum(known)
     rest = f", and {len(jobs) - len(known)} of unknown length" if len(known) < len(jobs) else ""
-    return f": about {_long(sum(known))}{rest}" if known else ""
-
-
-def _long(seconds: float) -> str:
-    """Minutes, or hours if there are more than two."""
-    return f"{seconds / 60:.1f} minutes" if seconds <= HOURS else f"{seconds / 3600:.1f} hours of a core"
+    long = f"{seconds / 60:.1f} minutes" if seconds <= HOURS else f"{seconds / 3600:.1f} hours of a core"
+    return f": about {long}{rest}" if known else ""
 
 
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -173,24 +171,18 @@ def test_every_exhibit_says_what_changes(given: Given, capsys: pytest.CaptureFix
         reproduce.measured(exhibits[1:], "smoke", vgg16(given))
 
 
-def test_records_are_of_what_every_clone_has(given: Given) -> None:
-    arguments = SimpleNamespace(
-        list=False, exhibits=["spardl.breakdown"], jobs=1, seeds=None, record=True, profile=["vgg16=x"]
-    )
-    with pytest.raises(ConfigError, match="--record and --profile exclude each other"):
-        reproduce.act(arguments)
+def claim_at(name: str, exhibit: Any, scale: str = "smoke") -> Any:
+    (claim,) = (each for each in load_all() if each.name == name)
+    return claim.where(exhibit, scale)
 
 
 def test_verdicts_rest_on_no_guess_where_passes_were_measured(given: Given) -> None:
-    (claim,) = (each for each in load_all() if each.name == "DeAR: speed on 10 GbE")
+    guess, name = judging.Limit.ASSUMED_GPU, "DeAR: speed on 10 GbE"
     measured = catalogue()["dear.speed"].with_passes(given("resnet50", bench_schedules.sizes()["resnet50"]))
-    assert judging.Limit.ASSUMED_GPU in claim.where(catalogue()["dear.speed"], "smoke").limits
-    assert judging.Limit.ASSUMED_GPU not in claim.where(measured, "smoke").limits
-    assert judging.Limit.ASSUMED_GPU in claim.where(measured, "laptop").limits  # other models are assumed there
+    assert guess in claim_at(name, catalogue()["dear.speed"]).limits
+    assert guess not in claim_at(name, measured).limits
+    assert guess in claim_at(name, measured, "laptop").limits  # other models are assumed there
     # What compressors take is assumed in any case.
-    (claim,) = (each for each in load_all() if each.name == "SparDL: speed of an update")
-    exhibit = catalogue()["spardl.breakdown"]
-    plans = {"smoke": replace(exhibit.plans["smoke"])}
-    whole = replace(exhibit, plans=plans).with_passes(vgg16(given))
+    whole = catalogue()["spardl.breakdown"].with_passes(vgg16(given))
     assert whole.assumes("smoke") == []
-    assert judging.Limit.ASSUMED_GPU in claim.where(whole, "smoke").limits
+    assert guess in claim_at("SparDL: speed of an update", whole).limits

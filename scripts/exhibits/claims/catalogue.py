@@ -173,8 +173,6 @@ def page(judgements: Sequence[Judgement], scale: str, outputs: Path | None, comm
         command: Command that makes the page again.
     """
     where = f" --outputs {outputs.as_posix()}" if outputs else " --record"
-    names = {"good": Verdict.REPRODUCED, "direction": Verdict.DIRECTION, "unjudged": Verdict.UNJUDGED}
-    names |= {"bad": Verdict.NOT, "built_in": Verdict.BUILT_IN, "mixed": Verdict.MIXED, "worse": Verdict.WORSE}
     verdicts, claims = tables_of(judgements)
     short = [row._replace(cells=row.cells[:-1]) for row in claims.rows]  # without the reasons
     return render_page(
@@ -187,5 +185,5 @@ def page(judgements: Sequence[Judgement], scale: str, outputs: Path | None, comm
         verdicts=markdown(verdicts),
         claims=markdown(replace(claims, columns=COLUMNS[:-1], rows=short)),
         judgements=judgements,
-        **names,
+        verdict={each.name: each for each in Verdict},
     )

@@ -21,6 +21,7 @@ from enum import Enum
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
+from inspect import isfunction
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -280,9 +281,10 @@ class Reader:
             home = import_module(f"{self._functions}.{module}")
         except (ModuleNotFoundError, ValueError):
             fail(node, where, f"expected module.function, got {_shown(node)}")
-        if name not in home.__all__:
-            fail(node, where, f"{module} has no function {name!r}; {meant(name, home.__all__)}")
-        return getattr(home, name)
+        public = {key: value for key, value in vars(home).items() if isfunction(value) and not key.startswith("_")}
+        if name not in public:
+            fail(node, where, f"{module} has no function {name!r}; {meant(name, public)}")
+        return public[name]
 
     def _scalar(self, kind: type, node: Node, where: str) -> Any:
         wrong = f"expected {NAMED[kind]}, got {_shown(node)}"

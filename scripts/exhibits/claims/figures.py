@@ -25,28 +25,6 @@ from scripts.exhibits.measures import HIGHER_IS_BETTER, LEAST, figure_of, final_
 from scripts.exhibits.outcomes import machines
 from scripts.exhibits.tables import Table
 
-# Measures that claims.yaml names.
-__all__ = [
-    "between_columns",
-    "dear_in_the_lab",
-    "deviations",
-    "efficiency",
-    "gains",
-    "halves",
-    "metrics",
-    "overlap",
-    "random_block",
-    "residuals",
-    "rounds_of_teams",
-    "rounds_of_workers",
-    "searched",
-    "seconds_of_teams",
-    "spardl_in_the_lab",
-    "spardl_over_others",
-    "speedups",
-    "volume",
-]
-
 SPARDL, OKTOPK, DENSE = "SparDL", "Ok-Topk", "dense"
 # Rows of the lab, which are choices of compressor=.
 IN_THE_LAB = (("spardl", SPARDL), ("oktopk", OKTOPK), ("topka", "TopkA"), ("topkdsa", "TopkDSA"), ("gtopk", "gTopk"))

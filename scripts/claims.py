@@ -17,8 +17,7 @@ from pathlib import Path
 
 from scripts import choices
 from scripts.exhibits.base import SCALES
-from scripts.exhibits.claims.catalogue import OnDemand, claims_section, judge_all, tables_of
-from scripts.exhibits.claims.page import page
+from scripts.exhibits.claims.catalogue import OnDemand, claims_section, judge_all, page, tables_of
 from scripts.exhibits.pages.sections import add, key
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore

@@ -26,7 +26,7 @@ import torch
 from scripts import bench_hooks, bench_schedules, break_even, choices, learning
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.claims.catalogue import OnDemand, judge_all
-from scripts.exhibits.claims.page import page as claims_page
+from scripts.exhibits.claims.catalogue import page as claims_page
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.papers.catalogue import catalogue

@@ -36,23 +36,19 @@ from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, tables_section, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
-from scripts.exhibits.passes import MeasuredPasses, read_passes, said_of
+from scripts.exhibits.passes import MeasuredPasses, read_passes
 from scripts.exhibits.published import BASIS, PAPER, TITLE, WORDS, published_table
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
-from scripts.exhibits.tables import Row, Table, markdown
+from scripts.exhibits.tables import markdown
 from scripts.exhibits.unrun import unrun, unrun_table
-from scripts.exhibits.working import FAILED, FINISHED, Ended, answer, complete, nothing, write_arrays
+from scripts.exhibits.working import FAILED, FINISHED, answer, complete, write_arrays
 from spardl.basics.errors import ConfigError, SpardlError
 
 EVERYTHING, CLAIMS, PUBLISHED = "all", "claims", "published"
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
-    """Returns the exhibits with these names.
-
-    Args:
-        names: Names of exhibits, or "all".
-        seeds: Number of seeds; ``None`` keeps those of each exhibit.
+    """Returns the exhibits with these names, or all of them, with a number of seeds if one is given.
 
     Raises:
         ConfigError: If an exhibit does not exist or has no seeds to choose.
@@ -68,12 +64,7 @@ def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
 
 
 def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, MeasuredPasses]) -> list[Exhibit]:
-    """Returns the exhibits with measured GPU times in place of assumed ones; prints the changes.
-
-    Args:
-        exhibits: Chosen exhibits.
-        scale: Size preset of the runs.
-        given: Measured times by model.
+    """Returns the exhibits with measured GPU times, by model, in place of assumed ones; prints the changes.
 
     Raises:
         ConfigError: If no exhibit assumes the times of a given model, or the model has another size.
@@ -87,19 +78,24 @@ def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, Measur
             way_out = f"profile one of {', '.join(known)}" if known else "remove it"
             raise ConfigError(f"--profile {model} has no effect on the chosen exhibits at {scale}; {way_out}")
     for name, models in assumed.items():
-        print(said_of(name, models, given), flush=True)
+        parts = {
+            "measured": [model for model in models if model in given],
+            "still assumed": [model for model in models if model not in given],
+        }
+        said = "; ".join(f"{words}: {', '.join(own)}" for words, own in parts.items() if own)
+        effect = f"passes {said}" if said else "assumes no passes, so --profile changes nothing"
+        print(f"{name}: {effect}", flush=True)
     return [exhibit.with_passes(given) for exhibit in exhibits]
 
 
 def describe(exhibit: Exhibit) -> str:
     """Returns the entry of an exhibit in --list."""
-    costs = "; ".join(f"{scale}: {_cost(exhibit, scale)}" for scale in SCALES)
-    return f"{exhibit.name}: {exhibit.title}\n  source: {exhibit.source}\n  shows: {exhibit.shows}\n  cost: {costs}"
-
-
-def _cost(exhibit: Exhibit, scale: str) -> str:
-    other = exhibit.same_as(scale)
-    return f"as {other}" if other else exhibit.cost(scale)
+    same = {scale: exhibit.same_as(scale) for scale in SCALES}
+    costs = (f"{scale}: {f'as {other}' if other else exhibit.cost(scale)}" for scale, other in same.items())
+    return (
+        f"{exhibit.name}: {exhibit.title}\n  source: {exhibit.source}\n  shows: {exhibit.shows}\n"
+        f"  cost: {'; '.join(costs)}"
+    )
 
 
 def report(
@@ -110,35 +106,19 @@ def report(
     judged: Sequence[Section] = (),
     further: Sequence[Section] = (),
 ) -> Path:
-    """Adds exhibits and judged claims to the report.
-
-    Args:
-        exhibits: Exhibits to add.
-        scale: Size preset of the runs.
-        results: Results of the runs.
-        folder: Folder of the report.
-        judged: Sections of judged claims, which come first.
-        further: Sections that come last.
+    """Adds exhibits to the report in a folder, after sections of judged claims and before further ones.
 
     Returns:
         Path of the page.
     """
     groups = papers()
     sections = [exhibit_section(exhibit, groups[exhibit.name], scale, results) for exhibit in exhibits]
-    return add(
-        folder,
-        [*judged, *sections, *further],
-        [key(name, each) for name in (CLAIMS, *groups, PUBLISHED) for each in SCALES],
-    )
+    order = [key(name, each) for name in (CLAIMS, *groups, PUBLISHED) for each in SCALES]
+    return add(folder, [*judged, *sections, *further], order)
 
 
 def published_sections(exhibits: Mapping[str, Exhibit], results: Results) -> list[Section]:
-    """Returns the section of the published trainings that were not run, the same at all sizes, if there are any.
-
-    Args:
-        exhibits: Exhibits by name.
-        results: Results of the runs.
-    """
+    """Returns the section of the published trainings that were not run, the same at all sizes, if there are any."""
     table = published_table(exhibits)
     if table is None:
         return []
@@ -152,18 +132,16 @@ def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: Recor
         ConfigError: If the exhibit has no such row.
     """
     results = Results.on_disk(outputs, exhibit.jobs(scale), store)
-    tables = exhibit.tables(scale, results)
-    rows = [(table, row) for table in tables for row in table.rows if row.name == name]
-    if not rows:
-        names = ", ".join(dict.fromkeys(row.name for table in tables for row in table.rows))
+    rows = [(table, row) for table in exhibit.tables(scale, results) for row in table.rows]
+    lines = list[str]()
+    for table, row in rows:
+        if row.name == name:
+            lines.append(f"{table.title}, {name}:")
+            for source in sources(row, results):
+                lines += [f"  {source.command}", f"    {source.state}"]
+    if not lines:
+        names = ", ".join(dict.fromkeys(row.name for _, row in rows))
         raise ConfigError(f"{exhibit.name} has no row {name!r}; choose from {names}")
-    return "\n".join(_explain_row(table, row, results) for table, row in rows)
-
-
-def _explain_row(table: Table, row: Row, results: Results) -> str:
-    lines = [f"{table.title}, {row.name}:"]
-    for source in sources(row, results):
-        lines += [f"  {source.command}", f"    {source.state}"]
     return "\n".join(lines)
 
 
@@ -185,31 +163,18 @@ def standing(exhibits: Sequence[Exhibit], scale: str, todo: Sequence[Job]) -> li
     return lines
 
 
-def print_unrun(exhibits: Sequence[Exhibit], scale: str, results: Results) -> None:
-    """Prints the jobs that were not run, which the tables leave out, if there are any."""
-    table = unrun_table([each for exhibit in exhibits for each in unrun(exhibit, scale, results)])
-    if table:
-        print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
-
-
-def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
-    """Records the jobs that were done here.
-
-    Args:
-        jobs: Jobs, of which finished ones are recorded.
-        outputs: Folder of all runs.
-        folder: Folder of the record files.
-        scale: Size preset; names the file of new records.
+def keep(jobs: Sequence[Job], outputs: Path, store: RecordStore, scale: str) -> bool:
+    """Records the finished jobs among those that were done here; the size names the file of new records.
 
     Returns:
         Whether all finished jobs could be recorded.
     """
-    store, done = RecordStore(folder), {job.id: (job, found) for job in jobs if (found := job.find(outputs))}
+    done = {job.id: (job, found) for job in jobs if (found := job.find(outputs))}
     refused = {found.where: reason for _, found in done.values() if (reason := unshippable(found.made))}
     for job, found in done.values():
         if found.where not in refused:
             store.keep(job, found, scale)
-    print(f"recorded: {len(done) - len(refused)} jobs in {folder}", flush=True)
+    print(f"recorded: {len(done) - len(refused)} jobs in {store.folder}", flush=True)
     if refused:
         names, reasons = " ".join(map(str, refused)), "; ".join(sorted(set(refused.values())))
         print(
@@ -219,24 +184,8 @@ def keep(jobs: Sequence[Job], outputs: Path, folder: Path, scale: str) -> bool:
     return not refused
 
 
-def _keeper(arguments: argparse.Namespace) -> Ended:
-    """Returns a callback that records each job when it ends, so that an interruption loses nothing."""
-    store = RecordStore(arguments.records)
-
-    def ended(job: Job, fault: SpardlError | None) -> None:
-        found = None if fault else job.find(arguments.outputs)
-        if found and unshippable(found.made) is None:  # the others are listed at the end
-            store.keep(job, found, arguments.scale)
-
-    return ended
-
-
 def main() -> int:
-    """Runs the command line.
-
-    Returns:
-        The exit code: 1 if a job failed or could not be recorded.
-    """
+    """Runs the command line; the exit code is 1 if a job failed or could not be recorded."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("exhibits", nargs="*", help="names of exhibits, or all")
     parser.add_argument("--list", action="store_true", help="list all exhibits")
@@ -262,10 +211,7 @@ def main() -> int:
 
 
 def act(arguments: argparse.Namespace) -> int:
-    """Lists, explains or reproduces.
-
-    Returns:
-        The exit code.
+    """Lists, explains or reproduces, and returns the exit code.
 
     Raises:
         ConfigError: If a name does not exist, or options exclude each other.
@@ -283,9 +229,17 @@ def act(arguments: argparse.Namespace) -> int:
         )
     given = read_passes(arguments.profile)
     exhibits = measured(chosen(arguments.exhibits, arguments.seeds), arguments.scale, given)
-    store = None if arguments.own else RecordStore(arguments.records)
+    records = RecordStore(arguments.records)
+    store = None if arguments.own else records
     judged, further = list[Section](), list[Section]()
     recorded = True
+
+    def ended(job: Job, fault: SpardlError | None) -> None:
+        """Records each job when it ends, so that an interruption loses nothing."""
+        found = None if fault or not arguments.record else job.find(arguments.outputs)
+        if found and unshippable(found.made) is None:  # the others are listed at the end
+            records.keep(job, found, arguments.scale)
+
     with choices.composing():
         if arguments.explain:
             for exhibit in exhibits:
@@ -295,25 +249,24 @@ def act(arguments: argparse.Namespace) -> int:
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
         todo = missing(jobs, store)
         sys.stdout.writelines(f"{line}\n" for line in standing(exhibits, arguments.scale, todo))
-        then = _keeper(arguments) if arguments.record else nothing
-        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs, then)
+        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs, ended)
         commands = write_arrays(elsewhere, arguments.outputs, arguments.report, f"trainings-{arguments.scale}")
         results = Results.on_disk(arguments.outputs, jobs, store)
         if arguments.record:
-            recorded = keep(jobs, arguments.outputs, arguments.records, arguments.scale)
+            recorded = keep(jobs, arguments.outputs, records, arguments.scale)
         if EVERYTHING in arguments.exhibits:
             every = {exhibit.name: exhibit for exhibit in exhibits}
             judged = [claims_section(judge_all(every, arguments.scale, results), arguments.scale, results)]
             further = published_sections(every, results)
-    for exhibit in exhibits:
-        for table in write(exhibit, arguments.scale, results, arguments.report):
-            print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
-    print_unrun(exhibits, arguments.scale, results)
+    tables = [table for exhibit in exhibits for table in write(exhibit, arguments.scale, results, arguments.report)]
+    waiting = unrun_table([each for exhibit in exhibits for each in unrun(exhibit, arguments.scale, results)])
+    for table in filter(None, (*tables, waiting)):
+        print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
     print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged, further)}", flush=True)
-    waiting = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
-    failed = sum(results.of(job).reason is not None for job in jobs if job.id not in waiting)
+    pending = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
+    failed = sum(results.of(job).reason is not None for job in jobs if job.id not in pending)
     if failed:
         print(f"error: {failed} jobs failed; see the tables for reasons", file=sys.stderr)
     return FAILED if failed or not recorded else FINISHED

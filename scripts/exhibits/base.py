@@ -19,8 +19,6 @@ from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import Tried
 from spardl.basics.errors import ConfigError
 
-__all__ = ["INSTEAD", "SCALES", "SWEEPS", "Basis", "ByScale", "Exhibit", "Picture", "Planned", "Results", "at"]
-
 # Size presets from seconds to a cluster. An exhibit without plans for "evening" uses those of "laptop".
 SCALES = ("smoke", "laptop", "evening", "paper")
 INSTEAD: Mapping[str, str] = MappingProxyType({"evening": "laptop"})
@@ -49,13 +47,7 @@ Draw: TypeAlias = Callable[[Any], None]
 
 
 class Basis(NamedTuple):
-    """Sources of a value: measurements and assumptions.
-
-    Attributes:
-        simulated: Quantities computed by a model.
-        measured: Quantities that were timed or counted.
-        assumed: All other quantities.
-    """
+    """Sources of a value: what a model computed, what was timed or counted, and what is assumed."""
 
     simulated: str
     measured: str
@@ -144,14 +136,7 @@ class Exhibit(ABC):
         """Returns all jobs whose results the exhibit needs."""
 
     def with_seeds(self, count: int) -> Exhibit:
-        """Returns the same exhibit with the seeds 1 to ``count``.
-
-        Args:
-            count: Number of seeds.
-
-        Raises:
-            ConfigError: If the exhibit has no seeds.
-        """
+        """Returns the same exhibit with the seeds 1 to ``count``; raises ConfigError if it has no seeds."""
         raise ConfigError(f"--seeds has no effect on {self.name}, which uses no seeds; remove it")
 
     def assumes(self, scale: str) -> Sequence[str]:
@@ -165,10 +150,7 @@ class Exhibit(ABC):
         return True
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Exhibit:
-        """Returns the same exhibit with measured passes in place of assumed ones.
-
-        Args:
-            given: Measured passes by model; other models than the assumed ones are ignored.
+        """Returns the same exhibit with measured passes by model in place of assumed ones; ignores other models.
 
         Raises:
             ConfigError: If a model has another size.

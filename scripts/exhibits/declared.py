@@ -21,6 +21,7 @@ from enum import Enum
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
+from inspect import isfunction
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, NoReturn, TypeAlias, Union, get_args, get_origin, get_type_hints
 
@@ -28,27 +29,19 @@ import yaml
 
 from spardl.basics.errors import ConfigError, first_line
 
-__all__ = ["Definitions", "Keys", "Node", "Reader", "Variants", "entries", "fail", "meant", "parse"]
-
 Node: TypeAlias = Any  # yaml.Node; PyYAML is not typed
 Definitions: TypeAlias = Mapping[str, Node]
 # Classes by the value of ``kind:``, for abstract classes.
 Variants: TypeAlias = Mapping[type, Mapping[str, type]]
 
 MARK, AND, FROM, KIND, WORDS, NULL = "$", " & ", "from", "kind", "!words", "tag:yaml.org,2002:null"
-NOTHING: Mapping[type, Mapping[str, Any]] = types.MappingProxyType({})
 NAMED: Mapping[type, str] = types.MappingProxyType(
     {str: "text", int: "an integer", float: "a number", bool: "true or false"}
 )
 
 
 class Keys(NamedTuple):
-    """Keys of a mapping, in ``Annotated[Mapping[str, T], Keys(...)]``.
-
-    Attributes:
-        required: Keys that must be there.
-        optional: Further keys that may be there.
-    """
+    """Keys that a mapping must and can have, in ``Annotated[Mapping[str, T], Keys(...)]``."""
 
     required: tuple[str, ...]
     optional: tuple[str, ...] = ()
@@ -74,15 +67,10 @@ def parse(path: Path) -> Node:
 
 
 def entries(node: Node, where: str, keys: Keys | None = None) -> dict[str, Node]:
-    """Nodes by key of a mapping.
-
-    Args:
-        node: Node of the mapping.
-        where: Description of the mapping, for error messages.
-        keys: Allowed keys; ``None`` allows any.
+    """Nodes by key of a mapping, which ``where`` describes in errors.
 
     Raises:
-        ConfigError: If the node is no mapping, or a key is unknown, repeated or missing.
+        ConfigError: If the node is no mapping, or a key is repeated, missing or not one of ``keys``.
     """
     if not isinstance(node, yaml.MappingNode):
         fail(node, where, f"expected keys and values, got {_shown(node)}")
@@ -100,7 +88,7 @@ def entries(node: Node, where: str, keys: Keys | None = None) -> dict[str, Node]
 
 
 def _check_keys(found: Mapping[str, Node], keys: Keys, node: Node, where: str) -> None:
-    known = (*keys.required, *keys.optional)
+    known = tuple(dict.fromkeys((*keys.optional, *keys.required)))
     for name, value in found.items():
         if name not in known:
             fail(value, where, f"unknown key {name!r}; {meant(name, known)}")
@@ -110,16 +98,7 @@ def _check_keys(found: Mapping[str, Node], keys: Keys, node: Node, where: str) -
 
 
 def fail(node: Node, where: str, words: str) -> NoReturn:
-    """Reports an error with file and line.
-
-    Args:
-        node: Node with the error.
-        where: Description of the declaration that contains the node.
-        words: The error and the way out.
-
-    Raises:
-        ConfigError: always.
-    """
+    """Raises a ConfigError with file and line of a node, the declaration that contains it, and the way out."""
     mark = node.start_mark
     raise ConfigError(f"{Path(mark.name).name}:{mark.line + 1}: {where}: {words}")
 
@@ -131,12 +110,7 @@ def _shown(node: Node) -> str:
 
 
 def meant(name: str, known: Sequence[str] | Mapping[str, Any]) -> str:
-    """Returns a suggestion for an unknown name.
-
-    Args:
-        name: The unknown name.
-        known: Names that exist.
-    """
+    """Returns a suggestion for an unknown name, from the names that exist."""
     close = get_close_matches(name, known, 1)
     return f"did you mean {close[0]}?" if close else f"choose from {', '.join(known)}"
 
@@ -147,13 +121,6 @@ def _value(node: Node, where: str) -> Any:
         return yaml.constructor.SafeConstructor().construct_object(node)
     except yaml.YAMLError:  # such as an unknown tag
         fail(node, where, f"expected a value, got {_shown(node)}")
-
-
-def _split(node: Node, where: str) -> list[str]:
-    try:
-        return shlex.split(node.value)
-    except ValueError as error:
-        fail(node, where, f"{_shown(node)} cannot be split into words: {error}")
 
 
 def _named(node: Node) -> Iterator[str]:
@@ -175,24 +142,17 @@ def _check_circles(definitions: Definitions) -> None:
         fail(definitions[circle[0]], circle[0], f"refers to itself: {' -> '.join(reversed(circle))}; break the circle")
 
 
-class _Field(NamedTuple):
-    kind: Any
-    required: bool
-
-
 @cache
-def _schema(cls: type) -> dict[str, _Field]:
-    """Fields of a dataclass or a named tuple."""
+def _schema(cls: type) -> dict[str, tuple[Any, bool]]:
+    """Type of each field of a dataclass or a named tuple, and whether it is required."""
     hints = get_type_hints(cls, include_extras=True)
     if dataclasses.is_dataclass(cls):
-        missing = dataclasses.MISSING
-        return {
-            each.name: _Field(hints[each.name], each.default is missing and each.default_factory is missing)
-            for each in dataclasses.fields(cls)
-            if each.init
-        }
-    names: tuple[str, ...] = getattr(cls, "_fields", ())
-    return {name: _Field(hints[name], name not in getattr(cls, "_field_defaults", {})) for name in names}
+        fields, missing = [each for each in dataclasses.fields(cls) if each.init], dataclasses.MISSING
+        optional = {each.name for each in fields if (each.default, each.default_factory) != (missing, missing)}
+        names = tuple(each.name for each in fields)
+    else:
+        names, optional = getattr(cls, "_fields", ()), set(getattr(cls, "_field_defaults", ()))
+    return {name: (hints[name], name not in optional) for name in names}
 
 
 class Reader:
@@ -202,57 +162,35 @@ class Reader:
         definitions: Nodes that ``$name`` stands for.
         variants: Classes that ``kind:`` chooses from.
         functions: Package whose functions a value can name as ``module.function``.
-        named: Values by name, for classes whose values the file cannot declare.
 
     Raises:
         ConfigError: If a definition refers to itself.
     """
 
-    def __init__(
-        self,
-        definitions: Definitions,
-        variants: Variants,
-        functions: str,
-        named: Mapping[type, Mapping[str, Any]] = NOTHING,
-    ) -> None:
+    def __init__(self, definitions: Definitions, variants: Variants, functions: str) -> None:
         _check_circles(definitions)
         self._definitions = definitions
         self._variants = variants
         self._functions = functions
-        self._named = named
 
     def read(self, kind: Any, node: Node, where: str, **given: Any) -> Any:
-        """Reads a value of a type.
-
-        Args:
-            kind: Class or type annotation.
-            node: Node of the value.
-            where: Description of the declaration that contains the value, for error messages.
-            given: Fields of the class that are not in the file.
+        """Reads a value of a class or type annotation; ``given`` are fields of the class that are not in the file.
 
         Raises:
-            ConfigError: If the node does not fit to the type.
+            ConfigError: If the node does not fit to the type; the message begins with ``where``.
         """
         node = self._followed(node, where)
-        origin, args = get_origin(kind), get_args(kind)
+        origin = get_origin(kind)
         if origin in (Union, types.UnionType):
-            if node.tag == NULL:
-                return None
-            (kind,) = (each for each in args if each is not type(None))
-            return self.read(kind, node, where, **given)
+            (kind,) = (each for each in get_args(kind) if each is not type(None))
+            return None if node.tag == NULL else self.read(kind, node, where, **given)
         if origin is None and kind is not Any:
-            return self._plain(kind, node, where, given)
+            if kind in NAMED:
+                return self._scalar(kind, node, where)
+            if issubclass(kind, Enum):
+                return self._chosen({each.name.lower(): each for each in kind}, node, where)
+            return self._record(kind, node, where, given)
         return self._generic(kind, node, where)
-
-    def _plain(self, cls: type, node: Node, where: str, given: Mapping[str, Any]) -> Any:
-        """Reads a value of a class without parameters."""
-        if cls in NAMED:
-            return self._scalar(cls, node, where)
-        if issubclass(cls, Enum):
-            return self._chosen({each.name.lower(): each for each in cls}, node, where)
-        if cls in self._named:
-            return self._chosen(self._named[cls], node, where)
-        return self._record(cls, node, where, given)
 
     def _generic(self, kind: Any, node: Node, where: str) -> Any:
         """Reads a value of a class with parameters, or any value."""
@@ -260,7 +198,7 @@ class Reader:
         if origin is Annotated:
             _check_keys(self._union(node, where), args[1], node, where)
             return self.read(args[0], node, where)
-        if origin is tuple or origin is Sequence:
+        if origin in (tuple, Sequence):
             return self._tuple(args if origin is tuple else (args[0], ...), node, where)
         if origin is Mapping:
             return {key: self.read(args[1], each, f"{where}, {key}") for key, each in self._union(node, where).items()}
@@ -313,7 +251,11 @@ class Reader:
         found: list[str] = []
         if node.tag == NULL:
             fail(node, where, f"expected text, got {_shown(node)}; remove the key")
-        for word in _split(node, where):
+        try:
+            words = shlex.split(node.value)
+        except ValueError as error:
+            fail(node, where, f"{_shown(node)} cannot be split into words: {error}")
+        for word in words:
             if word.startswith(MARK):
                 named = self._followed(yaml.ScalarNode(node.tag, word, node.start_mark), where)
                 found += self.read(tuple[str, ...], named, where)
@@ -339,9 +281,10 @@ class Reader:
             home = import_module(f"{self._functions}.{module}")
         except (ModuleNotFoundError, ValueError):
             fail(node, where, f"expected module.function, got {_shown(node)}")
-        if name not in home.__all__:
-            fail(node, where, f"{module} has no function {name!r}; {meant(name, home.__all__)}")
-        return getattr(home, name)
+        public = {key: value for key, value in vars(home).items() if isfunction(value) and not key.startswith("_")}
+        if name not in public:
+            fail(node, where, f"{module} has no function {name!r}; {meant(name, public)}")
+        return public[name]
 
     def _scalar(self, kind: type, node: Node, where: str) -> Any:
         wrong = f"expected {NAMED[kind]}, got {_shown(node)}"
@@ -374,14 +317,10 @@ class Reader:
                 fail(node, where, f"{KIND!r} is missing; choose from {', '.join(self._variants[cls])}")
             cls = self._chosen(self._variants[cls], found.pop(KIND), f"{where}, {KIND}")
         schema = _schema(cls)
-        for key, value in found.items():
-            if key not in schema or key in given:
-                known = [name for name in schema if name not in given]
-                fail(value, where, f"unknown key {key!r}; {meant(key, known)}")
-        missing = [name for name, each in schema.items() if each.required and name not in found and name not in given]
-        if missing:
-            fail(node, where, f"{missing[0]!r} is missing")
-        values = {name: self.read(schema[name].kind, each, f"{where}, {name}") for name, each in found.items()}
+        open_fields = {name: required for name, (_, required) in schema.items() if name not in given}
+        required = tuple(name for name, needed in open_fields.items() if needed)
+        _check_keys(found, Keys(required, tuple(open_fields)), node, where)
+        values = {name: self.read(schema[name][0], each, f"{where}, {name}") for name, each in found.items()}
         return cls(**given, **values)
 
     def _complete(self, node: Node, where: str) -> dict[str, Node]:
@@ -398,8 +337,8 @@ class Reader:
             fail(node, where, f"expected keys and values with {KIND!r}, got {_shown(node)}")
         schema = _schema(cls)
         nodes = node.value if isinstance(node, yaml.SequenceNode) else [node]
-        required = sum(each.required for each in schema.values())
+        required = sum(needed for _, needed in schema.values())
         if not issubclass(cls, tuple) or not required <= len(nodes) <= len(schema):
             fail(node, where, f"expected {', '.join(schema)}, got {_shown(node)}")
         fields = zip(schema.items(), nodes, strict=False)
-        return cls(*(self.read(each.kind, own, f"{where}, {name}") for (name, each), own in fields))
+        return cls(*(self.read(kind, own, f"{where}, {name}") for (name, (kind, _)), own in fields))

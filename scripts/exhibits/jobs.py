@@ -25,30 +25,12 @@ from trainer.report import environment
 from trainer.runs import finished_run, run_id
 from trainer.targets import editions
 
-__all__ = ["MOST", "Computation", "Job", "Labels", "Outcome", "Training", "contents", "events_in", "thinned"]
-
 # Lines of each kind, enough for a curve a few inches wide.
 MOST = 30
 # Fields of a summary that tables, figures and claims read, or that show whether a repeated run is equal.
 _SUMMARY = (
-    "metric",
-    "final",
-    "best",
-    "steps",
-    "epochs",
-    "workers",
-    "parameters",
-    "wall_seconds",
-    "cluster_seconds",
-    "step_bytes",
-    "step_bytes_dense",
-    "density",
-    "residual_ratio",
-    "residual_age",
-    "weights_sha256",
-    "caveats",
-    "editions",
-    "environment",
+    "metric final best steps epochs workers parameters wall_seconds cluster_seconds step_bytes step_bytes_dense "
+    "density residual_ratio residual_age weights_sha256 caveats editions environment"
 )
 _LOSSES = ("step", "epoch", "loss")
 _EVALUATIONS, _TRAINING = "evaluations", "losses"
@@ -61,19 +43,14 @@ def thinned(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 
 
 def contents(summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the content of the record of a finished training.
+    """Returns the content of the record of a finished training from its summary and all lines of its metrics.
 
-    Args:
-        summary: Summary of the run.
-        events: All lines of its metrics.
-
-    Returns:
-        Fields of the summary, the mean training loss of the last epoch, and :func:`thinned` evaluations and losses.
+    These are fields of the summary, the mean loss of the last epoch, and :func:`thinned` evaluations and losses.
     """
     training = [event for event in events if event["kind"] == "train"]
     loss = last_epoch_loss(training)
     return {
-        **{key: summary.get(key) for key in _SUMMARY},
+        **{key: summary.get(key) for key in _SUMMARY.split()},
         "train_loss": loss if loss is None or math.isfinite(loss) else None,
         _EVALUATIONS: _cut([event for event in events if event["kind"] == "eval"], ("step", *summary["final"])),
         _TRAINING: _cut(training, _LOSSES),
@@ -161,11 +138,7 @@ class Job(ABC):
 
     @abstractmethod
     def perform(self, outputs: Path) -> None:
-        """Runs the job in a separate process.
-
-        Raises:
-            SpardlError: If the job fails.
-        """
+        """Runs the job in a separate process; raises SpardlError if it fails."""
 
     @abstractmethod
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
@@ -173,16 +146,11 @@ class Job(ABC):
 
     @abstractmethod
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """Returns the result in a record; ``None`` if the job would no longer give it.
-
-        Args:
-            content: Content of the record.
-            where: The record's file and id, as ``FILE.jsonl#ID``.
-        """
+        """Returns the result in a record at ``FILE.jsonl#ID``; ``None`` if the job would no longer give it."""
 
     def failure(self, outputs: Path) -> Outcome | None:
         """Returns the failure of the last attempt, if it failed."""
-        path = _failures(outputs) / f"{self.id}.json"
+        path = outputs / "failed" / f"{self.id}.json"
         try:
             return Outcome(path, {}, json.loads(path.read_bytes())["reason"])
         except (OSError, ValueError, KeyError):
@@ -190,7 +158,7 @@ class Job(ABC):
 
     def note(self, outputs: Path, fault: SpardlError | None) -> None:
         """Records whether the job failed."""
-        path = _failures(outputs) / f"{self.id}.json"
+        path = outputs / "failed" / f"{self.id}.json"
         if fault is None:
             path.unlink(missing_ok=True)
             return
@@ -198,18 +166,8 @@ class Job(ABC):
         write_atomically(path, json.dumps({"reason": str(fault), "command": self.command}).encode())
 
 
-def _failures(outputs: Path) -> Path:
-    return outputs / "failed"
-
-
 class Labels(NamedTuple):
-    """Labels of a run in W&B.
-
-    Attributes:
-        group: Name of the exhibit.
-        job_type: Row of its table.
-        tags: Further labels, such as the task.
-    """
+    """Labels of a run in W&B: name of the exhibit, row of its table, and further labels, such as the task."""
 
     group: str
     job_type: str
@@ -218,17 +176,10 @@ class Labels(NamedTuple):
     @property
     def words(self) -> tuple[str, ...]:
         """The labels as words of train.py."""
-        tags = ",".join(map(_quoted, self.tags))
-        return (
-            f"logger.group={_quoted(self.group)}",
-            f"logger.job_type={_quoted(self.job_type)}",
-            f"logger.tags=[{tags}]",
+        group, job_type, *tags = (
+            "'" + text.replace("'", "\\'") + "'" for text in (self.group, self.job_type, *self.tags)
         )
-
-
-def _quoted(text: str) -> str:
-    escaped = text.replace("'", "\\'")
-    return f"'{escaped}'"
+        return (f"logger.group={group}", f"logger.job_type={job_type}", f"logger.tags=[{','.join(tags)}]")
 
 
 @dataclass(frozen=True)

@@ -8,26 +8,6 @@ from statistics import mean, stdev
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = [
-    "HIGHER_IS_BETTER",
-    "INTERVAL",
-    "LEAST",
-    "Curve",
-    "Range",
-    "difference",
-    "figure_of",
-    "final_metric",
-    "in_words",
-    "interval",
-    "last_epoch_loss",
-    "metric_curve",
-    "range_of_mean",
-    "seeds",
-    "share_of_bytes",
-    "shown_interval",
-    "spread",
-]
-
 LEVEL = 0.95
 # Fewest values with an interval. For two values it is 12.7 times wider than their distance, which says nothing.
 LEAST = 3
@@ -38,13 +18,7 @@ INTERVAL = f"Student's {LEVEL:.0%} interval"
 
 
 class Range(NamedTuple):
-    """Confidence interval of a mean.
-
-    Attributes:
-        low: Lower end; infinite if there are too few values.
-        mean: Mean of the values.
-        high: Upper end; infinite if there are too few values.
-    """
+    """Confidence interval of a mean; its ends are infinite if there are too few values."""
 
     low: float
     mean: float
@@ -90,21 +64,14 @@ def range_of_mean(values: Sequence[float]) -> Range:
         return Range(-math.inf, middle, math.inf)
     from scipy.stats import t  # noqa: PLC0415 - slow to import, and only intervals need it
 
-    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * _deviation(values) / math.sqrt(len(values))
+    # With a value that is not finite, statistics.stdev may end in an error.
+    deviation = stdev(values) if all(map(math.isfinite, values)) else math.nan
+    half = float(t.ppf((1 + LEVEL) / 2, len(values) - 1)) * deviation / math.sqrt(len(values))
     return Range(middle - half, middle, middle + half)
 
 
-def _deviation(values: Sequence[float]) -> float:
-    """The standard deviation; NaN if a value is not finite, where :func:`statistics.stdev` may end in an error."""
-    return stdev(values) if all(map(math.isfinite, values)) else math.nan
-
-
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> Range:
-    """Returns Student's 95% interval of the mean of paired differences; equal seeds have equal weights and batches.
-
-    Raises:
-        ValueError: If the numbers of values differ.
-    """
+    """Returns Student's 95% interval of the mean of paired differences; equal seeds have equal weights and batches."""
     return range_of_mean([one - other for one, other in zip(ours, theirs, strict=True)])
 
 
@@ -159,12 +126,7 @@ def share_of_bytes(summaries: Iterable[Mapping[str, Any]]) -> float:
 
 
 def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, Any]]) -> Curve:
-    """Returns the curve of a finished run.
-
-    Args:
-        summary: Summary of the run.
-        evaluations: Events of the kind ``eval``.
-    """
+    """Returns the curve of a finished run from its events of the kind ``eval``."""
     pace = summary["cluster_seconds"] / summary["steps"]
     points = [
         (event["step"], event.get("seconds", event["step"] * pace), figure_of(event, summary["metric"]))

@@ -8,20 +8,6 @@ from typing import Any
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.tables import Cell, Row
 
-__all__ = [
-    "NOT_RUN",
-    "NOT_RUN_YET",
-    "UNKNOWN",
-    "any_failed",
-    "by_machine",
-    "common",
-    "failed",
-    "machine_of",
-    "machines",
-    "row_of",
-    "succeeded",
-]
-
 # Cells of a row of which no job was started.
 NOT_RUN_YET, NOT_RUN = "not run yet", "not run"
 
@@ -37,12 +23,7 @@ def any_failed(outcomes: Iterable[Outcome]) -> bool:
 
 
 def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
-    """Cells of a row without a result.
-
-    Args:
-        outcomes: Outcomes of the row's jobs, at least one without a result.
-        count: Number of cells, at least 1.
-    """
+    """A number of cells, at least 1, of a row whose jobs have at least one outcome without a result."""
     lost = [outcome for outcome in outcomes if outcome.reason is not None]
     reasons = "; ".join(sorted({outcome.fault for outcome in lost}))
     begun = any_failed(lost)
@@ -52,15 +33,7 @@ def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
 def row_of(
     name: str, job: Job, outcome: Outcome, count: int, cells: Callable[[Mapping[str, Any]], Sequence[Cell]]
 ) -> Row:
-    """Row of one job, also of a failed one.
-
-    Args:
-        name: Name of the row.
-        job: The job.
-        outcome: Its outcome.
-        count: Number of cells, at least 1.
-        cells: Function that makes the cells from the result.
-    """
+    """Row of one job, with a number of cells that a function makes from the result; also of a failed job."""
     return Row(name, failed([outcome], count) if outcome.reason is not None else cells(outcome.data), [job])
 
 
@@ -76,9 +49,8 @@ def machine_of(made: Mapping[str, Any]) -> str:
 
 def by_machine(outcomes: Sequence[Outcome]) -> dict[str, list[Outcome]]:
     """Outcomes that succeeded, by machine in alphabetical order."""
-    good = [outcome for outcome in outcomes if outcome.reason is None]
-    names = machines(good)
-    return {name: [outcome for outcome in good if machine_of(outcome.made) == name] for name in names}
+    good = succeeded(outcomes)
+    return {name: [outcome for outcome in good if machine_of(outcome.made) == name] for name in machines(good)}
 
 
 def machines(outcomes: Iterable[Outcome]) -> list[str]:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import Profile
-
-__all__ = ["MeasuredPasses", "read_passes", "said_of"]
 
 
 class MeasuredPasses(NamedTuple):
@@ -33,15 +31,7 @@ class MeasuredPasses(NamedTuple):
         return f"{profile.compute:.3g} s for {profile.batch} examples on {profile.device} ({self.path.name})"
 
     def checked(self, model: str, entries: int) -> MeasuredPasses:
-        """Returns the passes, if the model has the expected number of parameters.
-
-        Args:
-            model: Name of the model in --profile.
-            entries: Expected number of parameters.
-
-        Raises:
-            ConfigError: If the profile has another number of parameters.
-        """
+        """Returns the passes; raises ConfigError if the profile has another number of parameters than the model."""
         found = sum(self.profile.entries)
         if found != entries:
             raise ConfigError(
@@ -52,10 +42,7 @@ class MeasuredPasses(NamedTuple):
 
 
 def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
-    """Reads measured passes from the options --profile.
-
-    Args:
-        words: Values of the option, each ``MODEL=FILE``.
+    """Reads measured passes by model from the options --profile, each ``MODEL=FILE``.
 
     Raises:
         ConfigError: If a value has another form, repeats a model, or its file is not a profile.
@@ -71,19 +58,3 @@ def read_passes(words: Sequence[str]) -> dict[str, MeasuredPasses]:
         profile = Profile.read(path)
         found[model] = MeasuredPasses(path, hashlib.sha256(path.read_bytes()).hexdigest()[:16], profile)
     return found
-
-
-def said_of(name: str, assumed: Iterable[str], given: Mapping[str, MeasuredPasses]) -> str:
-    """Returns a line on the effect of --profile on an exhibit.
-
-    Args:
-        name: Name of the exhibit.
-        assumed: Models whose passes it assumes without --profile.
-        given: Measured passes given with --profile.
-    """
-    models = list(assumed)
-    if not models:
-        return f"{name}: assumes no passes, so --profile changes nothing"
-    measured, left = ([each for each in models if (each in given) is known] for known in (True, False))
-    parts = [f"measured: {', '.join(measured)}"] * bool(measured) + [f"still assumed: {', '.join(left)}"] * bool(left)
-    return f"{name}: passes {'; '.join(parts)}"

@@ -16,8 +16,6 @@ from scripts.exhibits.unrun import in_hours
 from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import Profile
 
-__all__ = ["BASIS", "PAPER", "TITLE", "WORDS", "Published", "published", "published_table"]
-
 FILE = Path(__file__).with_name("published.yaml")
 PROFILES = Path(__file__).parents[1] / "profiles"
 PAPER = "paper"  # size of the exhibits' published trainings
@@ -54,26 +52,15 @@ class Published(NamedTuple):
     longer: float = 1.0
     runs: int = 0
 
-    def jobs(self, exhibit: Exhibit) -> list[Training]:
-        """Returns the trainings of the preset at the size "paper", or one if the exhibit has none.
-
-        Args:
-            exhibit: The exhibit.
-        """
-        word = f"experiment={self.preset}"
-        found = [job for job in exhibit.jobs(PAPER) if isinstance(job, Training) and word in job.words]
-        return found or [Training((word,), cluster="process_group")]
-
     def row(self, exhibit: Exhibit) -> tuple[Row, float]:
         """Returns the row of the table, and the core seconds of all runs.
-
-        Args:
-            exhibit: The exhibit.
 
         Raises:
             ConfigError: If the number of steps or runs is unknown, or the profile cannot be read.
         """
-        jobs = self.jobs(exhibit)
+        word = f"experiment={self.preset}"
+        jobs = [job for job in exhibit.jobs(PAPER) if isinstance(job, Training) and word in job.words]
+        jobs = jobs or [Training((word,), cluster="process_group")]  # one if the exhibit has none of the preset
         config, runs, profile = jobs[0].config, self.runs or len(jobs), Profile.read(PROFILES / f"{self.profile}.json")
         workers, batch = jobs[0].workers, config["training"]["batch_size"]
         steps = config["training"]["max_steps"]
@@ -111,9 +98,6 @@ def published() -> Sequence[Published]:
 
 def published_table(exhibits: Mapping[str, Exhibit]) -> Table | None:
     """Returns the published trainings of exhibits, if there are any; needs :func:`scripts.choices.composing`.
-
-    Args:
-        exhibits: Exhibits by name.
 
     Raises:
         ConfigError: See :func:`published` and :meth:`Published.row`.

@@ -22,18 +22,6 @@ from scripts.exhibits.jobs import Job, Outcome
 from spardl.basics.errors import ConfigError, DataError
 from spardl.basics.files import read_text, write_atomically
 
-__all__ = [
-    "SHIPPED",
-    "Record",
-    "RecordStore",
-    "Records",
-    "is_training",
-    "on_record",
-    "read_records",
-    "record",
-    "unshippable",
-]
-
 # Relative to the root of the repository. Holds one JSONL file per size preset or page.
 SHIPPED = Path("docs", "results")
 SUFFIX = ".jsonl"
@@ -45,12 +33,7 @@ _COMPUTATION: dict[str, type] = {"name": str, "arguments": dict, "recipe": int, 
 
 
 class Record(NamedTuple):
-    """The result of a training.
-
-    Attributes:
-        command: Command that repeats the training.
-        figures: Summary, evaluations and environment of the training.
-    """
+    """The result of a training: the command that repeats it; its summary, evaluations and environment."""
 
     command: str
     figures: Mapping[str, Any]
@@ -90,15 +73,7 @@ def is_training(content: Mapping[str, Any]) -> bool:
 
 
 def record(job: Job, outcome: Outcome, path: Path) -> dict[str, Any]:
-    """Adds the record of a finished job to a file, in place of an older record of the same job.
-
-    Args:
-        job: Job that was done.
-        outcome: Result of the job.
-        path: JSONL file; it is created if it does not exist.
-
-    Returns:
-        The record, as it is read back from the file.
+    """Adds the record of a finished job to a JSONL file, in place of an older one, and returns it as it is read back.
 
     Raises:
         ConfigError: If the work cannot be repeated from a commit; see :func:`unshippable`.
@@ -119,11 +94,7 @@ def record(job: Job, outcome: Outcome, path: Path) -> dict[str, Any]:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Holds an advisory lock on a folder.
-
-    Raises:
-        DataError: If another process holds it for longer than ``LOCK_TIMEOUT``.
-    """
+    """Holds an advisory lock on a folder; raises DataError after ``LOCK_TIMEOUT``."""
     descriptor, deadline = os.open(folder, os.O_RDONLY), time.monotonic() + LOCK_TIMEOUT
     try:
         while True:
@@ -147,10 +118,7 @@ def on_record(path: Path) -> Records:
 
 
 def read_records(path: Path) -> dict[str, dict[str, Any]]:
-    """Reads and validates a JSONL file of records.
-
-    Returns:
-        The records by id, in the order of the file.
+    """Reads and validates a JSONL file of records: by id, in the order of the file.
 
     Raises:
         DataError: If a line is not a valid record, or an id occurs twice; the message names file and line.
@@ -172,16 +140,7 @@ def read_records(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def _validate(content: Any, before: Collection[str]) -> None:
-    """Checks the fields of a record.
-
-    Args:
-        content: Record as read from JSON.
-        before: Ids of the preceding lines.
-
-    Raises:
-        TypeError: If a field is missing or has another type.
-        ValueError: If the id occurs in a preceding line.
-    """
+    """Raises TypeError if a field of a record is missing or has another type, ValueError if its id came before."""
     if not isinstance(content, dict):
         raise TypeError(f"expected a JSON object, got {type(content).__name__}")
     for name, kind in (_COMMON | (_TRAINING if is_training(content) else _COMPUTATION)).items():
@@ -194,20 +153,16 @@ def _validate(content: Any, before: Collection[str]) -> None:
 
 
 class RecordStore:
-    """The records in the JSONL files of a folder.
-
-    Args:
-        folder: Folder of JSONL files.
-    """
+    """The records in the JSONL files of a folder."""
 
     def __init__(self, folder: Path) -> None:
-        self._folder = folder
+        self.folder = folder
 
     @cached_property
     def _found(self) -> dict[str, tuple[Path, dict[str, Any]]]:
         """File and content of each record, by id."""
         found: dict[str, tuple[Path, dict[str, Any]]] = {}
-        for path in sorted(self._folder.glob(f"*{SUFFIX}")):
+        for path in sorted(self.folder.glob(f"*{SUFFIX}")):
             for key, content in read_records(path).items():
                 if key in found:
                     raise DataError(f"{found[key][0]} and {path} both have a record {key}; delete one of the lines")
@@ -222,14 +177,7 @@ class RecordStore:
         return job.recalled(content, path.with_name(f"{path.name}#{job.id}"))
 
     def keep(self, job: Job, outcome: Outcome, name: str) -> Path:
-        """Records a job in the file of this name; an older record of the job, in any file, is replaced.
-
-        Returns:
-            The file.
-
-        Raises:
-            ConfigError: If :func:`record` rejects the job.
-        """
-        path = self._found[job.id][0] if job.id in self._found else self._folder / f"{name}{SUFFIX}"
+        """Records a job in the file of this name or of its older record, and returns the file; see :func:`record`."""
+        path = self._found[job.id][0] if job.id in self._found else self.folder / f"{name}{SUFFIX}"
         self._found[job.id] = (path, record(job, outcome, path))
         return path

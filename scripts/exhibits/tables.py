@@ -14,17 +14,9 @@ from markupsafe import Markup
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.templates import render
 
-__all__ = ["WRITERS", "Cell", "Row", "Table", "markdown"]
-
 
 class Cell(NamedTuple):
-    """A cell of a table.
-
-    Attributes:
-        text: Text for readers.
-        value: The number, if it is one.
-        bad: Whether it reports a failure.
-    """
+    """A cell of a table: a text, the number if it is one, and whether it reports a failure."""
 
     text: str
     value: float | None = None
@@ -37,13 +29,7 @@ class Cell(NamedTuple):
 
 
 class Row(NamedTuple):
-    """A row of a table.
-
-    Attributes:
-        name: Content of the first column.
-        cells: Cells of all other columns.
-        jobs: Jobs that the figures were computed from.
-    """
+    """A row of a table: its first column, the cells of all others, and the jobs that the figures come from."""
 
     name: str
     cells: Sequence[Cell]
@@ -52,13 +38,7 @@ class Row(NamedTuple):
 
 @dataclass(frozen=True)
 class Table:
-    """A table.
-
-    Attributes:
-        title: Title of the table.
-        columns: Names of the columns; the first is that of the row names.
-        rows: Rows with one cell for each further column.
-    """
+    """A table; its first column is that of the row names, and rows have one cell for each further column."""
 
     title: str
     columns: Sequence[str]
@@ -83,14 +63,13 @@ class Table:
         return ([row.name, *(cell.text for cell in row.cells)] for row in self.rows)
 
 
+BAR = "\\|"  # in a cell
+
+
 def markdown(table: Table) -> str:
     """Formats a Markdown table."""
     lines = [list(table.columns), ["---"] * len(table.columns), *table.texts()]
-    return "\n".join("| " + " | ".join(_in_markdown(text) for text in line) + " |" for line in lines) + "\n"
-
-
-def _in_markdown(text: str) -> str:
-    return text.replace("|", "\\|")
+    return "".join(f"| {' | '.join(text.replace('|', BAR) for text in line)} |\n" for line in lines)
 
 
 def _csv(table: Table) -> str:
@@ -115,10 +94,10 @@ LATEX_MARKS: Mapping[int, str] = MappingProxyType(
 
 
 def _latex(table: Table) -> str:
-    lines = [" & ".join(text.translate(LATEX_MARKS) for text in line) + r" \\" for line in table.texts()]
-    head = " & ".join(column.translate(LATEX_MARKS) for column in table.columns) + r" \\"
-    layout = "l" + "r" * (len(table.columns) - 1)
-    body = "\n".join([head, r"\hline", *lines])
+    head, *lines = (
+        " & ".join(text.translate(LATEX_MARKS) for text in line) + r" \\" for line in (table.columns, *table.texts())
+    )
+    layout, body = "l" + "r" * (len(table.columns) - 1), "\n".join([head, r"\hline", *lines])
     return f"% {table.title}\n\\begin{{tabular}}{{{layout}}}\n{body}\n\\end{{tabular}}\n"
 
 

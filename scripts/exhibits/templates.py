@@ -8,8 +8,6 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-__all__ = ["render", "render_page"]
-
 FOLDER = Path(__file__).with_name("templates")
 
 
@@ -26,20 +24,10 @@ def _environment(folder: Path, escape: bool) -> Environment:
 
 
 def render(template: str, **values: object) -> Markup:
-    """Renders HTML from a template.
-
-    Args:
-        template: Name of the file without its suffix.
-        values: Values of the template; text is escaped, unless it is :class:`~markupsafe.Markup` already.
-    """
+    """Renders HTML from the template of this name; text is escaped, unless it is :class:`~markupsafe.Markup`."""
     return Markup(_environment(FOLDER, escape=True).get_template(f"{template}.html").render(values))
 
 
 def render_page(template: Path, **values: object) -> str:
-    """Renders Markdown from a template.
-
-    Args:
-        template: Path of the file (``*.md.j2``).
-        values: Values of the template, which are not escaped.
-    """
+    """Renders Markdown from a template file (``*.md.j2``); values are not escaped."""
     return _environment(template.parent, escape=False).get_template(template.name).render(values)

@@ -12,8 +12,6 @@ from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.measures import Curve, final_metric, in_words, interval, metric_curve, seeds, share_of_bytes
 from scripts.exhibits.outcomes import NOT_RUN_YET, any_failed, by_machine, machines, succeeded
 
-__all__ = ["Role", "Target", "Tried", "marks", "reached", "tried"]
-
 # Largest shortfall from the metric of dense training at the target, as a share.
 MARGIN = 0.01
 
@@ -107,17 +105,7 @@ def tried(
     outcomes: Sequence[Outcome],
     values: Sequence[float] | None = None,
 ) -> Tried:
-    """Returns the line of one method.
-
-    Args:
-        task: Trained task.
-        target: Target of the task, if known.
-        method: Name of the method.
-        role: Role in the paper.
-        jobs: One job per seed.
-        outcomes: Outcomes of the jobs.
-        values: Metric by seed, if it is not that of these trainings.
-    """
+    """Returns the line of one method on a task; ``values`` are its metric by seed if not that of the trainings."""
     good = succeeded(outcomes)
     words = target.words if target else ", ".join({in_words(outcome.data["metric"]) for outcome in good})
     failed = any_failed(outcomes)
@@ -125,17 +113,12 @@ def tried(
         reason = next(outcome.fault for outcome in outcomes)
         return Tried(task, words, method, reason, "", "", role.value, marks(jobs), failed, failed)
     shown = _with_interval(values or [final_metric(outcome.data) for outcome in good])
-    metric = "; ".join((shown, *_lost(outcomes)))
+    lost = [outcome.started for outcome in outcomes if outcome.reason is not None]
+    counts = (("failed", sum(lost)), (NOT_RUN_YET, len(lost) - sum(lost)))
+    metric = "; ".join((shown, *(f"{count} of {len(outcomes)} {words}" for words, count in counts if count)))
     share = f"{share_of_bytes(outcome.data for outcome in good):.2%}"
     machine, until = "; ".join(machines(good)), _until(good, target)
     return Tried(task, words, method, metric, until, share, role.value, marks(jobs), failed, machine=machine)
-
-
-def _lost(outcomes: Sequence[Outcome]) -> list[str]:
-    """Returns the number of trainings without a result, by reason."""
-    lost = [outcome.started for outcome in outcomes if outcome.reason is not None]
-    counts = (("failed", sum(lost)), (NOT_RUN_YET, len(lost) - sum(lost)))
-    return [f"{count} of {len(outcomes)} {words}" for words, count in counts if count]
 
 
 def _with_interval(values: Sequence[float]) -> str:

@@ -21,8 +21,6 @@ from spardl.basics.files import write_atomically
 from spardl.clusters.precompile import precompile
 from spardl.clusters.workers.processes import run_each
 
-__all__ = ["FAILED", "FINISHED", "Ended", "answer", "complete", "nothing", "write_arrays"]
-
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Plans of more seconds are given in hours.
 HOURS = 7200.0
@@ -33,15 +31,7 @@ Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
 
 
 def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
-    """Runs a command; input errors and Ctrl-C become one line.
-
-    Args:
-        act: The command, which returns the exit code.
-        arguments: Arguments of the command.
-
-    Returns:
-        The exit code.
-    """
+    """Runs a command, which returns the exit code; input errors and Ctrl-C become one line."""
     try:
         return act(arguments)
     except REFUSALS as error:
@@ -57,7 +47,7 @@ def nothing(job: Job, fault: SpardlError | None) -> None:
 
 
 def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = nothing) -> list[Training]:
-    """Runs unfinished jobs and prints the progress; measurements, which must run alone, come last.
+    """Runs unfinished jobs, some at a time, and prints the progress; measurements, which must run alone, come last.
 
     Args:
         jobs: Required jobs; jobs with equal ids run once.
@@ -98,13 +88,10 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ende
 def _plan(jobs: Sequence[Job]) -> str:
     """Returns the expected duration, as far as it is known."""
     known = [job.expected for job in jobs if job.expected is not None]
+    seconds = sum(known)
     rest = f", and {len(jobs) - len(known)} of unknown length" if len(known) < len(jobs) else ""
-    return f": about {_long(sum(known))}{rest}" if known else ""
-
-
-def _long(seconds: float) -> str:
-    """Minutes, or hours if there are more than two."""
-    return f"{seconds / 60:.1f} minutes" if seconds <= HOURS else f"{seconds / 3600:.1f} hours of a core"
+    long = f"{seconds / 60:.1f} minutes" if seconds <= HOURS else f"{seconds / 3600:.1f} hours of a core"
+    return f": about {long}{rest}" if known else ""
 
 
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:
@@ -131,13 +118,9 @@ AT_ONCE = 4
 
 
 def write_arrays(jobs: Sequence[Training], outputs: Path, folder: Path, name: str) -> list[str]:
-    """Writes one file of commands per number of workers, with one line per training.
+    """Writes one file of commands per number of workers into a folder, with one line per training.
 
-    Args:
-        jobs: Trainings to run.
-        outputs: Folder of the runs, shared by all nodes.
-        folder: Folder of the command files.
-        name: Prefix of the file names.
+    The files are named after the prefix ``name``; ``outputs`` is the folder of the runs, shared by all nodes.
 
     Returns:
         The sbatch command of each file.

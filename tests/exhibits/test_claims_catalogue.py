@@ -1,57 +1,58 @@
-"""All claims: the exhibits they refer to, and the figures they find there."""
+"""All claims: the exhibits they refer to, the figures they find there, the page, and the script that writes it."""
 
 from __future__ import annotations
 
+import re
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from scripts import choices
-from scripts.exhibits import base, tables
-from scripts.exhibits import jobs as exhibit_jobs
-from scripts.exhibits.claims import base as claims_base
-from scripts.exhibits.claims import catalogue as claims_catalogue
-from scripts.exhibits.claims import judging
-from scripts.exhibits.claims import spardl as spardl_claims
+from scripts import claims as claims_script
+from scripts.exhibits import base, jobs
+from scripts.exhibits.claims import catalogue, judging, rules
+from scripts.exhibits.claims import figures as found_in
 from scripts.exhibits.kinds import lab, predictions, trainings
-from scripts.exhibits.papers import catalogue as papers_catalogue
+from scripts.exhibits.papers.catalogue import catalogue as exhibits
 from spardl.basics.errors import WorkerError
-from tests.support.claiming import bound, outcome
+from tests.support.claiming import claim, figures, judged, outcome, rule
 
 ROOT = Path(__file__).resolve().parents[2]
-PARTS = ("spardl", "oktopk", "study", "dear", "sketch_fusion")
+CLAIMS = catalogue.load_all()
+HEADLINES = "4.9x 1.98x 6k 3.29x 12.95x 8.83x 7.71x 76.3% 11% 1.75x 1.43x 83% 15% 1.25x 95% 18.6% 2.87x GRES"
+SPEED = re.compile(r"(SparDL|Ok-Topk|DeAR): (speed|fast)|Sketch-Fusion: (t|L)")
 
 
-def test_every_claim_refers_to_an_exhibit() -> None:
-    known = papers_catalogue.catalogue()
-    claims = claims_catalogue.load_all()
-    assert {name for each in claims for name in each.exhibits} <= set(known)
-    assert len({each.name for each in claims}) == len(claims) >= 28
+def test_every_claim_refers_to_an_exhibit_and_says_what_figures_include() -> None:
+    assert {name for each in CLAIMS for name in each.exhibits} <= set(exhibits())
+    assert len({each.name for each in CLAIMS}) == len(CLAIMS) >= 28
+    published = [each for each in CLAIMS if SPEED.match(each.name)]
+    assert len(published) == 12
+    assert all("the cost of the published code" in each.remark for each in published)
+    assert {each.name for each in CLAIMS if each.construction} == {
+        "SparDL: any number of workers",
+        "SparDL: teams save rounds",
+        "DeAR: no extra communication",
+        "DeAR: what overlap alone can gain",
+        "Sketch-Fusion: training efficiency",
+        "Sketch-Fusion: LayerFusion for others",
+    }
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_no_verdict_stands_in_a_declaration(part: str) -> None:
-    text = (ROOT / "scripts" / "exhibits" / "claims" / f"{part}.py").read_text()
-    verdicts = claims_base.Verdict
+def test_no_verdict_stands_in_a_declaration() -> None:
+    text = catalogue.FILE.read_text() + Path(found_in.__file__).read_text()
     assert "Verdict" not in text
-    assert not [each for each in verdicts if str(each) in text.lower()]
+    assert not [each for each in judging.Verdict if str(each) in text.lower()]
 
 
-def test_the_papers_headlines_are_all_there() -> None:
-    published = " ".join(each.published.figure for each in claims_catalogue.load_all())
-    for figure in ("4.9x", "1.98x", "6k", "3.29x", "12.95x", "8.83x", "7.71x", "76.3%", "11%", "1.75x", "1.43x"):
-        assert figure in published
-    for figure in ("83%", "15%", "1.25x", "95%", "18.6%", "2.87x", "GRES > PRES > LRES"):
-        assert figure in published
-
-
-def timed(*names: str) -> Any:
-    columns = ("method", lab.TURNS)
-    rows = {name: ["2, 2.1, 2"] for name in names}
-    return {"sheets": [predictions.sheet("Seconds", columns, rows)]}
+@pytest.mark.parametrize("figure", HEADLINES.split())
+def test_the_papers_headlines_are_all_there(figure: str) -> None:
+    assert figure in " ".join(each.published.figure for each in CLAIMS)
 
 
 def done(job: Any) -> Any:
@@ -62,15 +63,16 @@ def done(job: Any) -> Any:
     }
     if not hasattr(job, "function"):
         return outcome(0.5)
-    data = timed(*in_labs[job.name]) if job.name in in_labs else job.function(**dict(job.arguments))
-    return exhibit_jobs.Outcome(Path("run"), data)
+    if job.name not in in_labs:
+        return jobs.Outcome(Path("run"), job.function(**dict(job.arguments)))
+    rows = {name: ["2, 2.1, 2"] for name in in_labs[job.name]}
+    return jobs.Outcome(Path("run"), {"sheets": [predictions.sheet("Seconds", ("method", lab.TURNS), rows)]})
 
 
 def known_with_seeds() -> dict[str, Any]:
     """The exhibits, trained with as many seeds at the smallest scale as an interval needs."""
     kind = trainings.MethodComparison
-    known = papers_catalogue.catalogue().items()
-    return {name: exhibit.with_seeds(3) if isinstance(exhibit, kind) else exhibit for name, exhibit in known}
+    return {name: each.with_seeds(3) if isinstance(each, kind) else each for name, each in exhibits().items()}
 
 
 def figures_of(claims: Sequence[Any], results: Any) -> Iterator[tuple[Any, Sequence[Any]]]:
@@ -84,44 +86,12 @@ def figures_of(claims: Sequence[Any], results: Any) -> Iterator[tuple[Any, Seque
             assert made.exhibit == "oktopk.scaling"
 
 
-def test_the_fastest_rival_is_named_though_it_wins() -> None:
-    """In the lab TopkA took 0.106 s and SparDL 0.115 s: what is published of Ok-Topk is said beside it."""
-    seconds = {"spardl": "0.115", "oktopk": "0.4", "topka": "0.106", "none": "0.6", "torch's dense": "0.01"}
-    rows = [tables.Row(name, [tables.Cell(", ".join([each] * 3))], []) for name, each in seconds.items()]
-
-    class Lab:
-        def jobs(self, scale: str) -> Sequence[Any]:
-            return ()
-
-        def tables(self, scale: str, results: Any) -> Sequence[Any]:
-            return [tables.Table("T", ("method", lab.TURNS), rows)]
-
-    (found,) = spardl_claims.in_the_lab(Lab(), "laptop", base.Results(Path("x"), {}))
-    assert found.name == "4 workers: SparDL against TopkA"
-    assert found.remark == "3.478x over Ok-Topk, 5.217x over dense"
-    finding = bound("UpTo", 4.9).judge([found])
-    assert finding.verdict.name == "NOT"
-    assert finding.ours == "0.9217x (4 workers: SparDL against TopkA; 3.478x over Ok-Topk, 5.217x over dense)"
-
-
-# Comparisons of speed with whoever is fastest. Ok-Topk's with each rival have the fastest as their least ratio.
-AGAINST = {
-    "SparDL: speed of communication",
-    "SparDL: speed of an update",
-    "SparDL: speed on a real network",
-    "SparDL: fast networks",
-    "DeAR: speed on 10 GbE",
-    "DeAR: speed on 100 Gbit/s InfiniBand",
-    "DeAR: speed on a real network",
-    "Sketch-Fusion: training efficiency",
-    "Sketch-Fusion: LayerFusion for others",
-}
-
-
 def check(made: Any, found: Sequence[Any]) -> None:
+    """Comparisons of speed name the fastest rival. Ok-Topk's with each rival have the fastest as their least ratio."""
+    against = SPEED.match(made.name) and not made.name.startswith("Ok-Topk")
     assert found
     assert all(figure.jobs for figure in found)
-    assert all(("against" in figure.name) == (made.name in AGAINST) for figure in found)
+    assert all(("against" in figure.name) == bool(against) for figure in found)
     assert len({figure.name for figure in found}) == len(found)
     assert made.rule.judge(found).reason
 
@@ -130,38 +100,32 @@ def check(made: Any, found: Sequence[Any]) -> None:
 def test_claims_of_trainings_find_their_figures() -> None:
     """Claims and exhibits fit together: names of methods and cases, and what a summary holds."""
     known = known_with_seeds()
-    claims = [
-        each for each in claims_catalogue.load_all() if isinstance(known[each.exhibit], trainings.MethodComparison)
-    ]
-    jobs = {job for each in claims for job in known[each.exhibit].jobs("smoke")}
-    results = base.Results(Path("runs"), {job: outcome(0.5) for job in jobs})
-    judged = [check(made, found) for made, found in figures_of(claims, results)]
-    assert len(judged) == len(claims) >= 7
+    claims = [each for each in CLAIMS if isinstance(known[each.exhibit], trainings.MethodComparison)]
+    work = {job for each in claims for job in known[each.exhibit].jobs("smoke")}
+    results = base.Results(Path("runs"), {job: outcome(0.5) for job in work})
+    assert len([check(made, found) for made, found in figures_of(claims, results)]) == len(claims) >= 7
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_claims_find_their_figures(tmp_path: Path) -> None:
     """Likewise: names of tables, rows and columns, and what counts hold."""
-    known, claims = known_with_seeds(), claims_catalogue.load_all()
-    jobs = {job for each in claims for job in known[each.exhibit].jobs("smoke")}
-    results = base.Results(tmp_path, {job: done(job) for job in jobs})
+    known = known_with_seeds()
+    work = {job for each in CLAIMS for job in known[each.exhibit].jobs("smoke")}
+    results = base.Results(tmp_path, {job: done(job) for job in work})
     with choices.composing():
-        found = dict(figures_of(claims, results))
+        found = dict(figures_of(CLAIMS, results))
     for made, figures_found in found.items():
         check(made, figures_found)
     # The smallest scale has one model at few workers.
-    assert len(claims) - len(found) <= 4
+    assert len(CLAIMS) - len(found) <= 4
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("part", PARTS)
-def test_nothing_is_judged_without_results(part: str, composing: None, tmp_path: Path) -> None:
+def test_nothing_is_judged_without_results(composing: None, tmp_path: Path) -> None:
     """Which also reads every claim's exhibit at every scale, as far as that goes without results."""
-    known, results = known_with_seeds(), claims_catalogue.OnDemand(tmp_path)
-    claims = [each for each in claims_catalogue.load_all() if each.exhibit.startswith(f"{part}.")]
-    assert claims
-    for made in claims:
+    known, results = known_with_seeds(), catalogue.OnDemand(tmp_path)
+    for made in CLAIMS:
         found = judging.judge(made, known, "smoke", results)
         assert found.finding.verdict.name == "UNJUDGED"
         assert "not run yet" in found.finding.reason
@@ -169,61 +133,144 @@ def test_nothing_is_judged_without_results(part: str, composing: None, tmp_path:
 
 
 def test_results_are_looked_up_once(tmp_path: Path) -> None:
-    job = exhibit_jobs.Computation("double", abs, (("x", 1),), "echo")
-    results = claims_catalogue.OnDemand(tmp_path)
+    job = jobs.Computation("double", abs, (("x", 1),), "echo")
+    results = catalogue.OnDemand(tmp_path)
     assert results.of(job).reason == "not run yet"
     job.note(tmp_path, WorkerError("lost"))
     assert results.of(job).reason == "not run yet"
-    assert claims_catalogue.OnDemand(tmp_path).of(job).reason == "lost"
+    assert catalogue.OnDemand(tmp_path).of(job).reason == "lost"
 
 
 METRICS = {"GRES": 0.99, "PRES": 0.98, "LRES": 0.97, "dense": 0.99}
 
 
-def planned_longer(exhibit: Any) -> Any:
-    """The residual rules with 20,000 steps, which are enough at 0.1%."""
-    plan = base.at("evening", exhibit.plans)
-    return replace(exhibit, plans={"evening": replace(plan, sparse=(*plan.sparse, "training.max_steps=20000"))})
+def residuals(exhibit: Any, value: Any) -> Any:
+    """What is found of trainings with a metric by job, as long as planned; without those that have none."""
+    found = {job: value(job) for job in exhibit.jobs("evening") if value(job) is not None}
+    return found_in.residuals(exhibit, "evening", base.Results(Path("x"), found))
 
 
 @pytest.mark.usefixtures("composing")
 def test_cases_that_are_too_short_by_plan_are_not_needed() -> None:
     """Residual rules are judged at 1%, whatever there is at 0.1%."""
-    exhibit: Any = papers_catalogue.catalogue()["spardl.residuals"]
-    found = {
-        job: outcome(METRICS[job.labels.job_type], steps=1000)
-        for job in exhibit.jobs("evening")
-        if "digits, 1%" in job.labels.tags[0]
-    }
-    figures = spardl_claims.residuals(exhibit, "evening", base.Results(Path("x"), found))
-    assert [(figure.name, figure.values[0]) for figure in figures] == [("GRES", 0.99), ("PRES", 0.98), ("LRES", 0.97)]
-    assert not any(figure.hindrances for figure in figures)
+
+    def value(job: Any) -> Any:
+        return outcome(METRICS[job.labels.job_type], steps=1000) if "digits, 1%" in job.labels.tags[0] else None
+
+    found = residuals(exhibits()["spardl.residuals"], value)
+    assert [(figure.name, figure.values[0]) for figure in found] == [("GRES", 0.99), ("PRES", 0.98), ("LRES", 0.97)]
+    assert not any(figure.hindrances for figure in found)
 
 
 @pytest.mark.usefixtures("composing")
 def test_learning_rate_is_chosen_on_a_trained_baseline() -> None:
-    exhibit = planned_longer(papers_catalogue.catalogue()["spardl.residuals"])
+    exhibit: Any = exhibits()["spardl.residuals"]
+    plan = base.at("evening", exhibit.plans)  # with 20,000 steps, which are enough at 0.1%
+    plan = replace(plan, sparse=(*plan.sparse, "training.max_steps=20000"))
+    exhibit = replace(exhibit, plans={"evening": plan})
 
-    def residuals(*bad: str) -> Any:
+    def found(*bad: str) -> Any:
         """Cases that are bad have higher metrics, and a dense baseline that has not converged."""
-        found = {}
-        for job in exhibit.jobs("evening"):
+
+        def value(job: Any) -> Any:
             name, hit = job.labels.job_type, any(case in job.labels.tags[0] for case in bad)
             better = -0.1 if name == "dense" else 0.005
             penalty = 0.02 if "rate 0.05," in job.labels.tags[0] and not hit else 0
-            value = METRICS[name] - (penalty if name != "dense" else 0) + (better if hit else 0)
-            found[job] = outcome(value, steps=20_000)
-        return spardl_claims.residuals(exhibit, "evening", base.Results(Path("x"), found))
+            return outcome(METRICS[name] - (penalty if name != "dense" else 0) + (better if hit else 0), steps=20_000)
+
+        return residuals(exhibit, value)
 
     for bad in ((), ("rate 0.01,",)):
-        figures = residuals(*bad)
-        assert [(figure.name, figure.values) for figure in figures] == [
+        chosen = found(*bad)
+        assert [(figure.name, figure.values) for figure in chosen] == [
             (name, [METRICS[name]] * 5) for name in ("GRES", "PRES", "LRES")
         ] * 2
-        assert [figure.task for figure in figures[::3]] == [
+        assert [figure.task for figure in chosen[::3]] == [
             "ResNet-20 on digits, 1%, 1,000 steps",
             "ResNet-20 on digits, 8 workers, 0.1%, 900 steps",
         ]
-        assert not any(figure.hindrances for figure in figures)
-    nowhere = residuals("digits, 1%", "rate 0.01,", "rate 0.02,", "rate 0.05,")
+        assert not any(figure.hindrances for figure in chosen)
+    nowhere = found("digits, 1%", "rate 0.01,", "rate 0.02,", "rate 0.05,")
     assert all("the dense baseline reached only 0.89" in " ".join(figure.hindrances) for figure in nowhere)
+
+
+def made(value: float, *words: Any) -> Any:
+    return judged(claim(rule("UpTo", 2.0), lambda *_: figures(value), *words))
+
+
+def test_the_tables_count_and_mark() -> None:
+    summary, table = catalogue.tables_of([made(0.5)])
+    assert [(row.name, row.cells[0].value) for row in summary.rows] == [
+        ("reproduced", 0),
+        ("checked by construction", 0),
+        ("in the same direction", 0),
+        ("depends on the task", 0),
+        ("slightly worse", 0),
+        ("cannot be judged here", 0),
+        ("not reproduced", 1),
+    ]
+    cells = dict(zip(table.columns[1:], table.rows[0].cells, strict=True))
+    assert cells["verdict"] == ("not reproduced", None, True)
+    assert cells["ours"].text == "0.5x (a)"
+    assert cells["paper (table or figure)"].text == (
+        "much (table or figure number unknown; from memory, low certainty)"
+    )
+
+
+def test_page_and_report_tell_what_a_verdict_rests_on() -> None:
+    judgement = made(3.0, [judging.Limit.LAB], "it holds its rivals")
+    page = catalogue.page([judgement], "laptop", Path("runs"), "python the_command.py")
+    for words in (
+        "python scripts/reproduce.py all --scale laptop --jobs 2 --outputs runs\npython the_command.py\n```\n",
+        "| reproduced | 0 | - |",
+        "| checked by construction, overshoot | 1 | X: name |",
+        "| X: name | much (table or figure number unknown; from memory, low certainty) | 3x (a) | checked by cons",
+        "\n## Why\n\n* **X: name**: far beyond the published figure",
+        "judged only after at least 10/density synchronizations",
+    ):
+        assert words in page
+    html = catalogue.claims_section([judgement], "laptop", base.Results(Path("runs"), {})).html
+    assert "<table" not in html  # claims fold out; how many there are of each verdict, the summary says
+    for name, words in {
+        "claimed": "It is so. (a note)",
+        "compared": "seconds",
+        "rule": rules.UpTo(2.0).words,
+        "limits": f"{judging.Limit.LAB.reason} (in the same direction at best, cannot be judged here at worst)",
+        "by construction": "it holds its rivals; if the rule is satisfied, the verdict is checked by construction",
+        "exhibit": "x.y, laptop",
+        "simulated": "nothing: it ran",
+        "assumed": "a < b",
+    }.items():
+        assert f"<dt>{name}</dt><dd>{escape(words)}</dd>" in html
+
+
+def test_the_script_writes_page_and_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    judgements = [made(3.0)]
+    monkeypatch.setattr(claims_script, "judge_all", lambda *_: judgements)
+
+    def script(*words: str) -> int:
+        monkeypatch.setattr(sys, "argv", ["claims.py", "--scale=laptop", *words])
+        return int(claims_script.main())
+
+    page = tmp_path / "claims.md"
+    words = (f"--outputs={tmp_path}", f"--write={page}")
+    assert script(*words, f"--report={tmp_path / 'report'}") == 0
+    assert "| X: name | much (" in capsys.readouterr().out
+    report = (tmp_path / "report" / "index.html").read_text()
+    assert "X: name" in report
+    assert "3x (a)" in report
+    before = page.read_text()
+    assert f"python scripts/claims.py --scale laptop --outputs {tmp_path} --write {page}\n" in before
+    judgements[0] = made(3.1)
+    assert script(*words) == 0
+    assert page.read_text() != before
+    assert script(f"--write={tmp_path / 'no' / 'claims.md'}") == 2
+    assert capsys.readouterr().err.count("\n") == 1
+
+
+def test_the_page_in_the_docs_names_every_claim() -> None:
+    page = (ROOT / "docs" / "tables" / "claims.md").read_text()
+    names = [each.name for each in CLAIMS]
+    table, _, reasons = page.partition("## Claim by claim")[2].partition("## Why")
+    assert re.findall(r"^\| (.*?) \|", table, re.MULTILINE)[2:] == names
+    assert re.findall(r"^\* \*\*(.*?)\*\*: .", reasons, re.MULTILINE) == names

@@ -8,7 +8,7 @@ and what waits is all that leads there.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from scripts import choices
 from scripts.exhibits import base, jobs
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.catalogue import load_all
@@ -30,18 +29,12 @@ from spardl.method.residuals import GlobalResidual
 from spardl.vector.sparse import SparseVector
 from tests.support import harness
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("composing")]
 
 WORKERS, LENGTH, DENSITY, SEEDS = 3, 200, 0.1, (1, 2, 3)
 STEPS, LR = 200, 0.03  # more than are needed to judge; a third of what still converges when ten steps late
 FLOOR = 1.0  # of the loss
 AGAINST = 14  # entries in which workers pull against each other; 20 are sent
-
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with choices.composing():
-        yield
 
 
 def final_loss(made: Method, seed: int, steps: int) -> float:
@@ -78,10 +71,6 @@ def judged(steps: int = STEPS) -> Any:
     return judging.judge(claim, {claim.exhibit: exhibit}, "paper", base.Results(Path("x"), found)).finding
 
 
-def test_what_is_whole_is_reproduced() -> None:
-    assert judged().verdict.name == "REPRODUCED"
-
-
 KEEP = GlobalResidual.keep
 
 
@@ -113,9 +102,15 @@ def test_what_is_broken_is_not(monkeypatch: pytest.MonkeyPatch, target: Any, nam
     assert "beyond the spread of seeds" in finding.reason
 
 
-def test_too_early_nothing_is_judged() -> None:
-    """Though the figures are bad already: an entry of average size was sent nine times."""
-    early = math.ceil(9 / DENSITY)
-    finding = judged(early)
-    assert finding.verdict.name == "UNJUDGED"
-    assert finding.reason.startswith("too short: 90 steps where 100 are needed")
+@pytest.mark.parametrize(
+    ("steps", "verdict", "reason"),
+    [
+        (STEPS, "REPRODUCED", "squares"),
+        (math.ceil(9 / DENSITY), "UNJUDGED", "too short: 90 steps where 100 are needed"),
+    ],
+    ids=["whole", "too early"],  # though the figures are bad then: an entry of average size was sent nine times
+)
+def test_what_is_whole_is_reproduced_when_long_enough(steps: int, verdict: str, reason: str) -> None:
+    finding = judged(steps)
+    assert finding.verdict.name == verdict
+    assert finding.reason.startswith(reason)

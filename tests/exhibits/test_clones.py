@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +14,10 @@ import pytest
 from scripts import claims, report, reproduce
 from scripts.exhibits import base
 from scripts.exhibits.charts import sheets
-from scripts.exhibits.claims import base as claims_base
 from scripts.exhibits.claims import catalogue as claims_catalogue
-from scripts.exhibits.claims import evidence, judging
+from scripts.exhibits.claims import figures as found_in
+from scripts.exhibits.claims import judging
+from scripts.exhibits.claims.rules import AtMost
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.records import SHIPPED, read_records
 from tests.support.driver import ROOT
@@ -29,17 +30,8 @@ def halves(number: int) -> dict[str, Any]:
     return {"sheets": [predictions.sheet("Halves", ["case", "half"], {"x": [number / 2]})]}
 
 
-class AtMostFive(claims_base.Rule):
-    words = "at most 5"
-
-    def judge(self, figures: Sequence[Any]) -> Any:
-        value = figures[0].mean
-        verdict = claims_base.Verdict.REPRODUCED if value <= 5 else claims_base.Verdict.NOT
-        return claims_base.Finding(verdict, f"{value:g}", "it is so")
-
-
 def cell(exhibit: Any, scale: str, results: Any) -> Any:
-    return list(evidence.cells(evidence.tables(exhibit, scale, results), "half", bool).values())
+    return list(found_in.cells(found_in.tables(exhibit, scale, results), "half").values())
 
 
 @pytest.fixture(autouse=True)
@@ -58,7 +50,7 @@ def small(monkeypatch: pytest.MonkeyPatch) -> None:
         charts=(sheets.Dots("halves"),),
     )
     published = judging.Published("5", judging.Known.LOW)
-    claim = judging.Claim("X: half", "It is small.", published, "x.y", cell, AtMostFive(), "halves")
+    claim = judging.Claim("X: half", "It is small.", published, "x.y", cell, AtMost(5), "halves")
     monkeypatch.setattr(summary, "_commit", lambda: COMMIT)
     for module in (reproduce, claims):
         monkeypatch.setattr(module, "catalogue", lambda: {"x.y": exhibit})
@@ -151,38 +143,30 @@ def test_uncommitted_work_is_not_recorded(mine: Clone, monkeypatch: pytest.Monke
     assert not SHIPPED.exists()
 
 
-def test_claims_are_judged_by_records(yours: Clone, capsys: Any) -> None:
-    page = Path("docs", "tables", "claims.md")
-    assert yours(claims, "--scale=laptop", f"--write={page}") == 0
+def test_claims_are_judged_by_records_and_printed_of_own_runs_first(yours: Clone, capsys: Any) -> None:
+    page, path = Path("docs", "tables", "claims.md"), SHIPPED / "laptop.jsonl"
+
+    def verdict(*words: str) -> str:
+        """What is written, or printed if nothing is."""
+        capsys.readouterr()
+        assert yours(claims, "--scale=laptop", *words) == 0
+        text = page.read_text() if f"--write={page}" in words else capsys.readouterr().out
+        (found,) = re.findall(r"^\| (.*?) \| 1 \| X: half \|$", text, re.MULTILINE)
+        return str(found)
+
+    assert verdict(f"--write={page}") == "reproduced"
     assert "| X: half | 5 (" in page.read_text()
     assert "python scripts/claims.py --scale laptop --write docs/tables/claims.md\n" in page.read_text()
-    assert "| reproduced | 1 | X: half |" in page.read_text()
-    path = SHIPPED / "laptop.jsonl"
-    content = json.loads(path.read_text())
-    content["result"]["sheets"][0]["rows"] = [["x", 6.0]]
-    path.write_text(json.dumps(content))
-    assert yours(claims, "--scale=laptop", f"--write={page}") == 0
-    assert "| not reproduced | 1 | X: half |" in page.read_text()
-    path.unlink()
-    capsys.readouterr()
-    assert yours(claims, "--scale=laptop") == 0
-    assert "| cannot be judged here | 1 | X: half |" in capsys.readouterr().out
-
-
-def test_page_shows_records_and_prints_own_runs_first(
-    yours: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
     assert yours(reproduce, "x.y", "--scale=laptop", "--own") == 0
-    (path,) = Path("outputs", "computed").iterdir()
-    path.write_text(path.read_text().replace("4.5", "7.5"))
-    page = Path("docs", "tables", "claims.md")
-    assert yours(claims, "--scale=laptop", f"--write={page}") == 0
-    assert "| reproduced | 1 | X: half |" in page.read_text()
-    assert yours(claims, "--scale=laptop", "--outputs=outputs", f"--write={page}") == 0
-    assert "| not reproduced | 1 | X: half |" in page.read_text()
-    capsys.readouterr()
-    assert yours(claims, "--scale=laptop") == 0
-    assert "| not reproduced | 1 | X: half |" in capsys.readouterr().out
+    (own,) = Path("outputs", "computed").iterdir()
+    own.write_text(own.read_text().replace("4.5", "7.5"))
+    assert verdict(f"--write={page}") == "reproduced"
+    assert verdict("--outputs=outputs", f"--write={page}") == verdict() == "not reproduced"
+    own.unlink()
+    path.write_text(path.read_text().replace("4.5", "6.0"))
+    assert verdict(f"--write={page}") == "not reproduced"
+    path.unlink()
+    assert verdict() == "cannot be judged here"
 
 
 def test_records_of_trainings_side_by_side(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:

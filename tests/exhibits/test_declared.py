@@ -136,7 +136,7 @@ claims:
     published: ['5', low]
     exhibit: x.one
     also: [x.two]
-    find: evidence.metrics
+    find: figures.metrics
     arguments: {method: a, baseline: b}
     rule: {kind: at_most, published: 5}
     measure: halves
@@ -212,16 +212,6 @@ def test_functions_are_named_by_module(tmp_path: Path) -> None:
     for wrong in ("nowhere.x", "schedules"):
         with pytest.raises(ConfigError, match=f"expected module.function, got '{wrong}'"):
             read(tmp_path, wrong, kind)
-
-
-def test_values_of_some_classes_are_only_named(tmp_path: Path) -> None:
-    (tmp_path / "value.yaml").write_text("[near]")
-    reader = declared.Reader({}, {}, "", {Point: {"near": Point(1.0)}})
-    node = declared.parse(tmp_path / "value.yaml")
-    assert reader.read(tuple[Point, ...], node, "value") == (Point(1.0),)
-    (tmp_path / "value.yaml").write_text("[nearer]")
-    with pytest.raises(ConfigError, match=r"^value.yaml:1: value: 'nearer' does not exist; did you mean near\?$"):
-        reader.read(tuple[Point, ...], declared.parse(tmp_path / "value.yaml"), "value")
 
 
 def test_every_file_has_a_title_and_exhibits_of_its_own() -> None:

@@ -11,8 +11,9 @@ import pytest
 
 from scripts import reproduce
 from scripts.exhibits import base, jobs, working
-from scripts.exhibits.claims.evidence import watched_hindrances
+from scripts.exhibits.claims.figures import too_short
 from scripts.exhibits.kinds import trainings
+from scripts.exhibits.kinds.watched import configuration
 from scripts.exhibits.papers.catalogue import catalogue
 from trainer.build import build_dataset, build_plan
 
@@ -64,7 +65,7 @@ def test_what_is_watched_for_an_evening_is_long_enough(composing: None) -> None:
     for name in WATCHED:
         for job in KNOWN[name].jobs("evening"):
             watched = dict(job.arguments)
-            assert not watched_hindrances(watched["words"], watched["steps"])
+            assert not too_short(configuration(watched["words"]), watched["steps"])
             assert f"training.max_steps={watched['steps']}" in watched["words"]
 
 

@@ -13,7 +13,7 @@ import pytest
 from scripts import choices
 from scripts.exhibits import base, jobs, working
 from scripts.exhibits.base import Results
-from scripts.exhibits.claims import oktopk as claims
+from scripts.exhibits.claims import figures as claims
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds import benches, counts, schedules
 from scripts.exhibits.kinds.trainings import LEFT_OUT

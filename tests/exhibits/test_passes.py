@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -79,16 +77,10 @@ def test_slow_passes_leave_less_to_gain_on_the_map(given: Given) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "exhibit",
-    [
-        catalogue()["dear.speed"],
-        catalogue()["dear.breakdown"],
-        catalogue()["dear.tuning"],
-        catalogue()["sketch_fusion.fusion"],
-        catalogue()["sketch_fusion.scaling"],
-    ],
+    "name", ["dear.speed", "dear.breakdown", "dear.tuning", "sketch_fusion.fusion", "sketch_fusion.scaling"]
 )
-def test_iterations_are_predicted_from_the_profile(exhibit: Any, given: Given) -> None:
+def test_iterations_are_predicted_from_the_profile(name: str, given: Given) -> None:
+    exhibit: Any = catalogue()[name]
     size = bench_schedules.sizes()["resnet50"]
     slow, slower = (exhibit.with_passes(given("resnet50", size, seconds)) for seconds in (9.0, 90.0))
     ids = {each.job("smoke").id for each in (exhibit, slow, slower)}
@@ -99,7 +91,7 @@ def test_iterations_are_predicted_from_the_profile(exhibit: Any, given: Given) -
     assert "--profile resnet50=" in slow.job("smoke").command
     found = [each.function(**dict(each.job("smoke").arguments)) for each in (exhibit, slow)]
     assert found[0] != found[1]
-    if exhibit is catalogue()["dear.speed"]:
+    if name == "dear.speed":
         assert min(found[1]["sheets"][0]["rows"][0][1:7]) > 9
 
 
@@ -155,23 +147,16 @@ def test_a_profile_of_another_size_is_refused(given: Given) -> None:
             exhibit.with_passes(taken)
 
 
-@pytest.mark.parametrize(
-    ("words", "reason"),
-    [
+def test_what_is_no_profile_of_one_model_is_refused(given: Given) -> None:
+    file = vgg16(given)["vgg16"].path
+    for words, reason in (
         (["vgg16"], "must be MODEL=FILE"),
         (["=x.json"], "must be MODEL=FILE"),
         (["vgg16=nowhere.json"], "is not a profile"),
-    ],
-)
-def test_what_is_no_profile_is_refused(words: list[str], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        read_passes(words)
-
-
-def test_one_file_for_each_model(given: Given) -> None:
-    file = vgg16(given)["vgg16"].path
-    with pytest.raises(ConfigError, match="names vgg16 twice"):
-        read_passes([f"vgg16={file}", f"vgg16={file}"])
+        ([f"vgg16={file}", f"vgg16={file}"], "names vgg16 twice"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            read_passes(words)
 
 
 def test_every_exhibit_says_what_changes(given: Given, capsys: pytest.CaptureFixture[str]) -> None:
@@ -186,24 +171,18 @@ def test_every_exhibit_says_what_changes(given: Given, capsys: pytest.CaptureFix
         reproduce.measured(exhibits[1:], "smoke", vgg16(given))
 
 
-def test_records_are_of_what_every_clone_has(given: Given) -> None:
-    arguments = SimpleNamespace(
-        list=False, exhibits=["spardl.breakdown"], jobs=1, seeds=None, record=True, profile=["vgg16=x"]
-    )
-    with pytest.raises(ConfigError, match="--record and --profile exclude each other"):
-        reproduce.act(arguments)
+def claim_at(name: str, exhibit: Any, scale: str = "smoke") -> Any:
+    (claim,) = (each for each in load_all() if each.name == name)
+    return claim.where(exhibit, scale)
 
 
 def test_verdicts_rest_on_no_guess_where_passes_were_measured(given: Given) -> None:
-    (claim,) = (each for each in load_all() if each.name == "DeAR: speed on 10 GbE")
+    guess, name = judging.Limit.ASSUMED_GPU, "DeAR: speed on 10 GbE"
     measured = catalogue()["dear.speed"].with_passes(given("resnet50", bench_schedules.sizes()["resnet50"]))
-    assert judging.ASSUMED_GPU in claim.where(catalogue()["dear.speed"], "smoke").limits
-    assert judging.ASSUMED_GPU not in claim.where(measured, "smoke").limits
-    assert judging.ASSUMED_GPU in claim.where(measured, "laptop").limits  # other models are assumed there
+    assert guess in claim_at(name, catalogue()["dear.speed"]).limits
+    assert guess not in claim_at(name, measured).limits
+    assert guess in claim_at(name, measured, "laptop").limits  # other models are assumed there
     # What compressors take is assumed in any case.
-    (claim,) = (each for each in load_all() if each.name == "SparDL: speed of an update")
-    exhibit = catalogue()["spardl.breakdown"]
-    plans = {"smoke": replace(exhibit.plans["smoke"])}
-    whole = replace(exhibit, plans=plans).with_passes(vgg16(given))
+    whole = catalogue()["spardl.breakdown"].with_passes(vgg16(given))
     assert whole.assumes("smoke") == []
-    assert judging.ASSUMED_GPU in claim.where(whole, "smoke").limits
+    assert guess in claim_at("SparDL: speed of an update", whole).limits

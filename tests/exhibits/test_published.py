@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from scripts import choices, reproduce
+from scripts import reproduce
 from scripts.exhibits import published
 from scripts.exhibits.base import Results
 from scripts.exhibits.pages import sections
@@ -15,16 +14,7 @@ from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import Profile
 
-
-@pytest.fixture(autouse=True)
-def composing() -> Iterator[None]:
-    with choices.composing():
-        yield
-
-
-def declared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    (tmp_path / "published.yaml").write_text(text)
-    monkeypatch.setattr(published, "FILE", tmp_path / "published.yaml")
+pytestmark = pytest.mark.usefixtures("composing")
 
 
 def test_the_time_of_a_training_by_hand() -> None:
@@ -70,6 +60,7 @@ def test_the_list_is_once_on_the_page(tmp_path: Path) -> None:
     ],
 )
 def test_a_wrong_row_is_an_error(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    declared(tmp_path, monkeypatch, text)
+    (tmp_path / "published.yaml").write_text(text)
+    monkeypatch.setattr(published, "FILE", tmp_path / "published.yaml")
     with pytest.raises(ConfigError, match=words):
         published.published_table(catalogue())

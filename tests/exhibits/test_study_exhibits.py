@@ -11,9 +11,8 @@ from matplotlib.figure import Figure as MatplotlibFigure
 
 from scripts import choices
 from scripts.exhibits import base, jobs
-from scripts.exhibits.claims.base import Figure
-from scripts.exhibits.claims.judging import NoEvidence
-from scripts.exhibits.claims.study import random_block
+from scripts.exhibits.claims.figures import random_block
+from scripts.exhibits.claims.judging import Figure, NoEvidence
 from scripts.exhibits.kinds import study_points, study_rates
 from scripts.exhibits.kinds import study_points as lore
 from scripts.exhibits.papers.catalogue import catalogue

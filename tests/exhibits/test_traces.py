@@ -17,8 +17,8 @@ from scripts import choices
 from scripts.exhibits import base, jobs
 from scripts.exhibits import jobs as exhibit_jobs
 from scripts.exhibits.claims import judging
-from scripts.exhibits.claims.base import Verdict
 from scripts.exhibits.claims.catalogue import load_all
+from scripts.exhibits.claims.judging import Verdict
 from scripts.exhibits.kinds import adaptation, balance, lazy, thresholds, trainings, watched, xi
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError

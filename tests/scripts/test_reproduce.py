@@ -52,32 +52,25 @@ def small() -> Any:
     return tables.Table("A title", ("method", "metric", "note"), rows)
 
 
-def test_markdown(small: Any) -> None:
+def test_markdown_and_csv(small: Any) -> None:
     lines = tables.markdown(small).splitlines()
-    assert lines[0] == "| method | metric | note |"
+    assert (lines[0], len(lines)) == ("| method | metric | note |", 4)
     assert lines[2] == "| 50% of a\\|b | 1.5 ± 0.1 | yes & no |"
-    assert len(lines) == 4
+    rows = list(csv.reader(io.StringIO(tables.WRITERS["csv"](small))))  # with bare numbers
+    assert rows[1:] == [["50% of a|b", "1.5", "yes & no"], ["c_d", "failed: <lost>", "failed"]]
 
 
-def test_csv_holds_bare_numbers(small: Any) -> None:
-    rows = list(csv.reader(io.StringIO(tables.WRITERS["csv"](small))))
-    assert rows == [
-        ["method", "metric", "note"],
-        ["50% of a|b", "1.5", "yes & no"],
-        ["c_d", "failed: <lost>", "failed"],
-    ]
-
-
-def test_latex_is_escaped(small: Any) -> None:
-    text = tables.WRITERS["tex"](small)
-    assert r"50\% of a|b & 1.5 $\pm$ 0.1 & yes \& no \\" in text
-    assert r"c\_d" in text
-
-
-def test_html_is_escaped_and_marks_what_failed(small: Any) -> None:
-    text = tables.WRITERS["html"](small)
-    assert "<td class=bad>failed: &lt;lost&gt;</td>" in text
-    assert "<td>yes &amp; no</td>" in text
+@pytest.mark.parametrize(
+    ("form", "part"),
+    [
+        ("tex", r"50\% of a|b & 1.5 $\pm$ 0.1 & yes \& no \\"),
+        ("tex", r"c\_d"),
+        ("html", "<td class=bad>failed: &lt;lost&gt;</td>"),
+        ("html", "<td>yes &amp; no</td>"),
+    ],
+)
+def test_text_is_escaped(small: Any, form: str, part: str) -> None:
+    assert part in tables.WRITERS[form](small)
 
 
 def test_a_row_of_the_wrong_length_is_refused() -> None:
@@ -107,11 +100,10 @@ def test_a_training_is_found_by_its_id(composing: None, tmp_path: Path) -> None:
 
 def test_a_failure_is_kept_until_it_is_mended(tmp_path: Path) -> None:
     job = computation()
-    assert job.failure(tmp_path) is None
-    job.note(tmp_path, WorkerError("out of memory"))
-    assert job.failure(tmp_path).reason == "out of memory"
-    job.note(tmp_path, None)
-    assert job.failure(tmp_path) is None
+    for fault, reason in ((None, None), (WorkerError("out of memory"), "out of memory"), (None, None)):
+        job.note(tmp_path, fault)
+        found = job.failure(tmp_path)
+        assert (found and found.reason) == reason
 
 
 def test_only_what_is_missing_is_done(tmp_path: Path, capfd: Any) -> None:
@@ -142,16 +134,11 @@ def test_different_words_for_one_run_are_one_job(
 ) -> None:
     done: list[tuple[str, ...]] = []
     monkeypatch.setattr(working, "_do", lambda missing, *_: done.extend(job.words for job in missing))
-    plain = jobs.Training(("cluster.workers=2",))
-    spelled = jobs.Training(("cluster.workers=2", "compressor.density=1e-2"))
-    other = jobs.Training(("cluster.workers=2", "compressor.density=1e-3"))
-    assert working.complete([plain, spelled, other], tmp_path, 1) == []
+    words = ((), ("compressor.density=1e-2",), ("compressor.density=1e-3",))
+    work = [jobs.Training(("cluster.workers=2", *own)) for own in words]
+    elsewhere = jobs.Training(("cluster.workers=2",), None, "process_group")  # needs a cluster
+    assert working.complete([*work, elsewhere], tmp_path / "runs", 1) == [elsewhere]
     assert len(done) == 2
-
-
-def test_what_takes_a_cluster_is_not_done_here(composing: None, tmp_path: Path) -> None:
-    work = jobs.Training(("cluster.workers=2",), None, "process_group")
-    assert working.complete([work], tmp_path / "runs", 1) == [work]
     assert not (tmp_path / "runs").exists()
 
 
@@ -170,11 +157,13 @@ def test_the_scale_of_the_paper_is_for_a_cluster(monkeypatch: pytest.MonkeyPatch
 
 
 def test_the_interval_of_seeds() -> None:
-    assert measures.interval([1.0, 2.0]) is None
     # Student's t of two degrees of freedom is 4.303 at 97.5%, the standard deviation is 1.
     assert measures.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
+    assert measures.difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841377, 2, 2 + 2.4841377))
     assert measures.spread([1.0, 2.0, 3.0]) == "2 ± 2.5"
     assert measures.shown_interval([1.0, 2.0, 3.0]) == "-0.4841 to 4.484"
+    with pytest.raises(ValueError, match="argument 2 is shorter"):
+        measures.difference([1.0, 2.0], [1.0])
 
 
 @pytest.mark.parametrize(("values", "number"), [([2.0], "1 seed"), ([1.0, 3.0], "2 seeds")])
@@ -182,46 +171,30 @@ def test_fewer_than_three_seeds_have_no_interval(values: list[float], number: st
     assert measures.spread(values) == f"2 ({number})"
     assert measures.shown_interval(values) == f"none of {number}"
     assert measures.range_of_mean(values) == (-math.inf, 2.0, math.inf)
+    assert measures.interval(values) is None
 
 
-def comparison(seeds: tuple[int, ...] = (1, 2, 3)) -> Any:
-    basis = base.Basis("", "", "")
-    plan = trainings.Plan((trainings.Case("Digits", ("model=resnet20",), "digits"),), (), seeds, "")
+def test_a_comparison_by_hand() -> None:
+    plan = trainings.Plan((trainings.Case("Digits", ("model=resnet20",), "digits"),), (), (1, 2, 3), "")
     methods = {"one": ("a=1",), "two": ("a=2",)}
-    return trainings.MethodComparison("x.y", "T", "", "", methods, {"smoke": plan}, basis=basis)
-
-
-def outcome(folder: Path, value: float, seconds: float) -> Any:
-    data = {
-        "metric": "accuracy",
-        "final": {"accuracy": value},
-        "cluster_seconds": seconds,
-        "step_bytes": 1.0,
-        "step_bytes_dense": 50.0,
-        "steps": 4,
-    }
-    return jobs.Outcome(folder, data)
-
-
-def test_a_comparison_by_hand(tmp_path: Path) -> None:
-    exhibit = comparison()
-    work = exhibit.jobs("smoke")
+    exhibit = trainings.MethodComparison("x.y", "T", "", "", methods, {"smoke": plan}, basis=base.Basis("", "", ""))
+    work, folder = exhibit.jobs("smoke"), Path("x")
     assert [job.words[-2:] for job in work[:2]] == [("a=1", "seed=1"), ("a=1", "seed=2")]
-    values = [0.5, 0.6, 0.7, 0.8, 0.8, 0.8]
-    seconds = [10.0] * 3 + [5.0] * 3
-    found = {job: outcome(tmp_path, *figures) for job, *figures in zip(work, values, seconds, strict=True)}
-    failed = jobs.Outcome(tmp_path, {}, "out of memory")
-    results = base.Results
-    (table,) = exhibit.tables("smoke", results(tmp_path, found))
-    one, two = ([cell.text for cell in row.cells] for row in table.rows)
-    assert one[0] == "accuracy 0.6 ± 0.25"
+    same = {"metric": "accuracy", "step_bytes": 1.0, "step_bytes_dense": 50.0, "steps": 4}
+    figures = zip([0.5, 0.6, 0.7, 0.8, 0.8, 0.8], [10.0] * 3 + [5.0] * 3, strict=True)
+    data = [{**same, "final": {"accuracy": value}, "cluster_seconds": seconds} for value, seconds in figures]
+    found = {job: jobs.Outcome(folder, each) for job, each in zip(work, data, strict=True)}
+
+    def rows(*lost: Any) -> list[Any]:
+        failed = dict.fromkeys(lost, jobs.Outcome(folder, {}, "out of memory"))
+        (table,) = exhibit.tables("smoke", base.Results(folder, {**found, **failed}))
+        return [row.cells for row in table.rows]
+
+    one, two = ([cell.text for cell in cells] for cells in rows())
+    assert (one[0], two[-2]) == ("accuracy 0.6 ± 0.25", "0.5")
     assert one[2:] == ["0.5, 0.6, 0.7", "2.00%", "10", "1", "unknown machine"]
-    assert two[-2] == "0.5"
-    (table,) = exhibit.tables("smoke", results(tmp_path, {**found, work[4]: failed}))
-    assert table.rows[1].cells[2].text == "0.8, failed: out of memory, 0.8"
-    assert table.rows[1].cells[2].bad
-    (table,) = exhibit.tables("smoke", results(tmp_path, {**found, **dict.fromkeys(work[3:], failed)}))
-    assert [cell.text for cell in table.rows[1].cells] == ["failed: out of memory", *["failed"] * 6]
+    assert rows(work[4])[1][2] == tables.Cell("0.8, failed: out of memory, 0.8", bad=True)
+    assert [cell.text for cell in rows(*work[3:])[1]] == ["failed: out of memory", *["failed"] * 6]
 
 
 def run(*words: str) -> subprocess.CompletedProcess[str]:
@@ -235,6 +208,7 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["spardl.nothing"], "error: exhibit 'spardl.nothing' does not exist; choose from spardl.complexity, "),
         ([], "error: no exhibit given; name one, or all (--list prints them)"),
         (["dear.speed", "--jobs=0"], "error: --jobs must be at least 1"),
+        (["spardl.breakdown", "--record", "--profile=vgg16=x"], "error: --record and --profile exclude each other, "),
     ],
 )
 def test_what_cannot_be_asked_for(

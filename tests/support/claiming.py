@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from scripts.exhibits.base import Basis, Results
-from scripts.exhibits.claims import base, judging, rules
+from scripts.exhibits.claims import judging, rules
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds import trainings
 
@@ -19,10 +19,9 @@ DIGITS = trainings.Case(
 
 def figures(*values: Any, against: Any = None) -> list[Any]:
     """Figures named a, b, ...; a number is a single value."""
-    made = base.Figure
     rivals = against if against is not None else [()] * len(values)
     return [
-        made(chr(ord("a") + number), _seeds(one), _seeds(other))
+        judging.Figure(chr(ord("a") + number), _seeds(one), _seeds(other))
         for number, (one, other) in enumerate(zip(values, rivals, strict=True))
     ]
 
@@ -31,21 +30,18 @@ def _seeds(value: Any) -> Sequence[float]:
     return (float(value),) if isinstance(value, int | float) else tuple(value)
 
 
-def verdict(rule: Any, found: Sequence[Any]) -> str:
-    return str(rule.judge(found).verdict.name)
+def verdict(found: Sequence[Any], name: str, *words: Any) -> str:
+    """Name of the verdict that a rule gives."""
+    return str(rule(name, *words).judge(found).verdict.name)
 
 
-def bound(name: str, *words: Any) -> Any:
+def rule(name: str, *words: Any) -> Any:
     return getattr(rules, name)(*words)
 
 
-def seeded(name: str) -> Any:
-    return getattr(rules, name)()
-
-
-def claim(rule: Any, find: Callable[..., Any], limits: Sequence[Any] = (), construction: str = "") -> Any:
+def claim(made: Any, find: Callable[..., Any], limits: Sequence[Any] = (), construction: str = "") -> Any:
     published = judging.Published("much", judging.Known.LOW, "a note")
-    return judging.Claim("X: name", "It is so.", published, "x.y", find, rule, "seconds", tuple(limits), construction)
+    return judging.Claim("X: name", "It is so.", published, "x.y", find, made, "seconds", tuple(limits), construction)
 
 
 def exhibit_of(*cases: Any) -> Any:

@@ -1,68 +1,77 @@
-"""All claims in the order of the papers, and their section of the report."""
+"""All claims in the order of the papers, their verdicts, and the page and the section of the report that show them."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 
-from scripts.exhibits.base import Basis, Exhibit, Results
-from scripts.exhibits.claims.base import Rule
-from scripts.exhibits.claims.judging import LIMITS, Claim, Judgement, Limit, claims_table, judge, summary_table
-from scripts.exhibits.claims.page import detailed_table
-from scripts.exhibits.claims.rules import AtLeast, AtMost, Between, Equal, InnerBest, Keeps, NoLoss, Order, UpTo, Within
+from scripts.exhibits.base import SWEEPS, Basis, Exhibit, Results
+from scripts.exhibits.claims import rules
+from scripts.exhibits.claims.judging import OVERSHOT, TRIVIAL, Claim, Judgement, Rule, Verdict, jobs_of, judge
 from scripts.exhibits.declared import Keys, Node, Reader, Variants, entries, fail, meant, parse
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import key, tables_section
 from scripts.exhibits.pages.verdicts import Judged, Part
 from scripts.exhibits.papers.catalogue import papers
-from scripts.exhibits.tables import Table
+from scripts.exhibits.tables import Cell, Row, Table, markdown
+from scripts.exhibits.templates import render_page
 from scripts.exhibits.tried import marks
 
-__all__ = ["OnDemand", "claims_section", "judge_all", "load", "load_all", "tables_of"]
-
 FILE = Path(__file__).with_name("claims.yaml")
+TEMPLATE = Path(__file__).resolve().parents[3] / "docs" / "tables" / "claims.md.j2"
 RULES: Variants = MappingProxyType(
     {
         Rule: {
-            "up_to": UpTo,
-            "between": Between,
-            "keeps": Keeps,
-            "at_most": AtMost,
-            "at_least": AtLeast,
-            "equal": Equal,
-            "within": Within,
-            "no_loss": NoLoss,
-            "order": Order,
-            "inner_best": InnerBest,
+            "up_to": rules.UpTo,
+            "between": rules.Between,
+            "keeps": rules.Keeps,
+            "at_most": rules.AtMost,
+            "at_least": rules.AtLeast,
+            "equal": rules.Equal,
+            "within": rules.Within,
+            "no_loss": rules.NoLoss,
+            "order": rules.Order,
+            "inner_best": rules.InnerBest,
         }
     }
+)
+BASIS = Basis(*["see the exhibit of each claim"] * 3)
+WORDS = "Reason and rule of every verdict. All verdicts are computed by rules (docs/tables/claims.md)."
+COLUMNS = ("claim", "paper (table or figure)", "ours", "verdict", "because")
+DETAILS = (
+    "claimed",
+    "compared",
+    "rule",
+    "limits",
+    "by construction",
+    "exhibit",
+    "setting",
+    "simulated",
+    "measured",
+    "assumed",
 )
 
 
 def load(path: Path, exhibits: Collection[str]) -> tuple[Claim, ...]:
-    """The claims of a file.
-
-    Args:
-        path: The file, with ``definitions:`` (optional) and ``claims:``.
-        exhibits: Names of the exhibits that claims can refer to.
+    """The claims of a file with ``definitions:`` (optional) and ``claims:``, which can refer to these exhibits.
 
     Raises:
-        ConfigError: if the file does not fit to the classes of claims, a claim refers to an exhibit that does not
+        ConfigError: If the file does not fit to the classes of claims, a claim refers to an exhibit that does not
             exist, or ``arguments`` does not fit to the function of ``find``.
     """
     parts = entries(parse(path), path.stem, Keys(("claims",), ("definitions",)))
     definitions = entries(parts["definitions"], "definitions") if "definitions" in parts else {}
-    reader = Reader(definitions, RULES, "scripts.exhibits.claims", {Limit: LIMITS})
+    reader = Reader(definitions, RULES, __package__)
     nodes = entries(parts["claims"], "claims")
-    claims = {name: reader.read(Claim, node, name, name=name) for name, node in nodes.items()}
-    for name, claim in claims.items():
-        _check(claim, exhibits, nodes[name])
-    return tuple(claims.values())
+    claims = tuple(reader.read(Claim, node, name, name=name) for name, node in nodes.items())
+    for claim in claims:
+        _check(claim, exhibits, nodes[claim.name])
+    return claims
 
 
 def _check(claim: Claim, exhibits: Collection[str], node: Node) -> None:
@@ -81,10 +90,6 @@ def load_all() -> tuple[Claim, ...]:
     return load(FILE, papers())
 
 
-BASIS = Basis(*["see the exhibit of each claim"] * 3)
-WORDS = "Reason and rule of every verdict. All verdicts are computed by rules (docs/tables/claims.md)."
-
-
 @dataclass(frozen=True)
 class OnDemand(Results):
     """Results that are looked up on demand, because claims need few of them."""
@@ -100,33 +105,85 @@ class OnDemand(Results):
 
 
 def judge_all(exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> list[Judgement]:
-    """Judges every claim by the available results.
-
-    Args:
-        exhibits: All exhibits by name.
-        scale: Size preset of the runs.
-        results: Results of the runs.
-
-    Raises:
-        KeyError: if the exhibit of a claim is missing.
-    """
+    """Judges every claim by the available results of all exhibits, by name."""
     return [judge(claim, exhibits, scale, results) for claim in load_all()]
 
 
 def tables_of(judgements: Sequence[Judgement]) -> list[Table]:
-    """The table of verdicts and the table of claims."""
-    return [summary_table(judgements), claims_table(judgements)]
+    """The table of verdicts and the table of claims; overshoots are counted separately."""
+    labels = [judgement.finding.label for judgement in judgements]
+    named = [f"{verdict}{mark}" for verdict in Verdict for mark in ("", OVERSHOT)]
+    counts = []
+    for label in (label for label in named if label in labels or not label.endswith(OVERSHOT)):
+        found = [judgement for judgement in judgements if judgement.finding.label == label]
+        names = "; ".join(judgement.claim.name for judgement in found)
+        counts.append(Row(label, [Cell(str(len(found)), len(found)), Cell(names or "-")], jobs_of(found)))
+    rows = [Row(judgement.claim.name, _cells(judgement), judgement.jobs) for judgement in judgements]
+    return [Table("Verdicts", ("verdict", "claims", "which"), counts), Table("Claims", COLUMNS, rows)]
+
+
+def _cells(judgement: Judgement) -> list[Cell]:
+    claim, finding = judgement.claim, judgement.finding
+    verdict = Cell(finding.label, bad=finding.verdict is Verdict.NOT)
+    return [Cell(str(claim.published)), Cell(finding.ours), verdict, Cell(finding.reason)]
 
 
 def claims_section(judgements: Sequence[Judgement], scale: str, results: Results) -> Section:
-    """Section of all claims with the basis of each verdict; the summary of the page is derived from it."""
-    judged = [_judged(judgement) for judgement in judgements]
-    tables = [detailed_table(judgements)]
+    """Section of all claims with everything that each verdict rests on; the page's summary is derived from it."""
+    rows = [Row(each.claim.name, [*_cells(each), *map(Cell, _details(each))], each.jobs) for each in judgements]
+    tables = [Table("Claims", (*COLUMNS, *DETAILS), rows)]
+    judged = [_judged(each) for each in judgements]
     return tables_section(key("claims", scale), "Claims", WORDS, scale, tables, BASIS, results, judged)
 
 
 def _judged(judgement: Judgement) -> Judged:
     claim, finding = judgement.claim, judgement.finding
     tasks = [Part(each.task, each.finding.label, marks(each.jobs), each.finding.ours) for each in judgement.tasks]
-    paper = f"{claim.published.figure} ({claim.published.origin})"
-    return Judged(claim.name, paper, finding.ours, finding.label, claim.exhibits, marks(judgement.jobs), tasks)
+    own = marks(judgement.jobs)
+    return Judged(claim.name, str(claim.published), finding.ours, finding.label, claim.exhibits, own, tasks)
+
+
+def _details(judgement: Judgement) -> tuple[str, ...]:
+    claim, built_in = judgement.claim, "no"
+    if claim.construction:
+        built_in = f"{claim.construction}; if the rule is satisfied, the verdict is {Verdict.BUILT_IN}"
+    limits = [
+        f"{each.reason} ({each.at_best} at best{'' if each.at_worst is Verdict.NOT else f', {each.at_worst} at worst'})"
+        for each in claim.limits
+    ]
+    return (
+        f"{claim.states} ({claim.published.note})" if claim.published.note else claim.states,
+        claim.measure,
+        claim.rule.words,
+        "; ".join(limits) or "none",
+        built_in,
+        f"{', '.join(claim.exhibits)}, {judgement.scale}",
+        judgement.setting,
+        *judgement.basis,
+    )
+
+
+def page(judgements: Sequence[Judgement], scale: str, outputs: Path | None, command: str) -> str:
+    """The whole page, as Markdown.
+
+    Args:
+        judgements: Verdicts on all claims, at least one.
+        scale: Size preset of the runs.
+        outputs: Folder of the runs; ``None`` stands for the records.
+        command: Command that makes the page again.
+    """
+    where = f" --outputs {outputs.as_posix()}" if outputs else " --record"
+    verdicts, claims = tables_of(judgements)
+    short = [row._replace(cells=row.cells[:-1]) for row in claims.rows]  # without the reasons
+    return render_page(
+        TEMPLATE,
+        making=f"python scripts/reproduce.py all --scale {scale} --jobs 2{where}",
+        command=command,
+        trivial=TRIVIAL,
+        sweeps=SWEEPS,
+        beyond=f"{rules.BEYOND:g}",
+        verdicts=markdown(verdicts),
+        claims=markdown(replace(claims, columns=COLUMNS[:-1], rows=short)),
+        judgements=judgements,
+        verdict={each.name: each for each in Verdict},
+    )

@@ -2,45 +2,145 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from enum import Enum
-from types import MappingProxyType
-from typing import Any, NamedTuple, TypeAlias
+from statistics import mean
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
-from scripts.exhibits.claims.base import OVERSHOT, Figure, Finding, Rule, Verdict
 from scripts.exhibits.jobs import Job
+from scripts.exhibits.measures import LEAST, Range, difference, range_of_mean
 from scripts.exhibits.outcomes import any_failed
-from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = [
-    "ASSUMED_GPU",
-    "LAB",
-    "LIMITS",
-    "MODELLED",
-    "OWN_CHOICES",
-    "STAND_INS",
-    "TRIVIAL",
-    "Claim",
-    "Judgement",
-    "Known",
-    "Limit",
-    "NoEvidence",
-    "Published",
-    "TaskFinding",
-    "claims_table",
-    "judge",
-    "summary_table",
-]
-
-# Maps an exhibit, the size preset, the results and further arguments to the figures that a rule judges, at least one.
-Find: TypeAlias = Callable[..., Sequence[Figure]]
-
-COLUMNS = ("claim", "paper (table or figure)", "ours", "verdict", "because")
+T = TypeVar("T")
+OVERSHOT = ", overshoot"  # appended to a verdict if our figure far exceeds the published one
 TRIVIAL = SCALES[0]
+
+
+class Verdict(Enum):
+    """Verdicts, best first."""
+
+    REPRODUCED = "reproduced"
+    BUILT_IN = "checked by construction"
+    DIRECTION = "in the same direction"
+    MIXED = "depends on the task"
+    WORSE = "slightly worse"
+    UNJUDGED = "cannot be judged here"
+    NOT = "not reproduced"
+
+    def __str__(self) -> str:
+        return self.value
+
+
 ORDER = tuple(Verdict)
-SUPPORTING = (Verdict.REPRODUCED, Verdict.BUILT_IN, Verdict.DIRECTION)
+SUPPORTING = {Verdict.REPRODUCED, Verdict.BUILT_IN, Verdict.DIRECTION}
+
+
+class Figure(NamedTuple):
+    """One of our results.
+
+    Attributes:
+        name: Name for readers.
+        values: One value per seed; a single value if the result is deterministic.
+        against: Values to compare with, in the same order; some rules need none.
+        jobs: Jobs that the values come from.
+        remark: Further words for readers, such as the ratio to another rival.
+        hindrances: Reasons why the values cannot be judged; empty if they can.
+        floor: Values of a single worker without communication, by seed; empty if unknown.
+        task: Name of the task; figures of one task are judged together.
+    """
+
+    name: str
+    values: Sequence[float]
+    against: Sequence[float] = ()
+    jobs: Sequence[Job] = ()
+    remark: str = ""
+    hindrances: Sequence[str] = ()
+    floor: Sequence[float] = ()
+    task: str = ""
+
+    @property
+    def mean(self) -> float:
+        """Mean over seeds."""
+        return mean(self.values)
+
+    @property
+    def range(self) -> Range:
+        """Confidence interval of the mean; a point if the result is deterministic."""
+        return _range(self.values)
+
+    def told(self, unit: str = "") -> str:
+        """The figure with its name and its remark."""
+        return f"{shown(self.range, unit)} ({'; '.join(filter(None, (self.name, self.remark)))})"
+
+
+def _range(values: Sequence[float]) -> Range:
+    return range_of_mean(values) if len(values) > 1 else Range(values[0], values[0], values[0])
+
+
+def difference_of(ours: Sequence[float], theirs: Sequence[float]) -> Range:
+    """Mean of the paired differences, with its confidence interval if there are several values."""
+    return difference(ours, theirs) if len(ours) > 1 else _range([ours[0] - theirs[0]])
+
+
+def show(number: float, unit: str = "") -> str:
+    """A number with four significant digits; the unit ``%`` formats it as a percentage."""
+    return f"{100 * number:.4g}%" if unit == "%" else f"{number:.4g}{unit}"
+
+
+def shown(found: Range, unit: str = "") -> str:
+    """The mean, with its confidence interval if there is one."""
+    if found.low == found.high:
+        return show(found.mean, unit)
+    if math.isinf(found.high):
+        return f"{show(found.mean, unit)} (fewer than {LEAST} seeds: no interval)"
+    return f"{show(found.mean, unit)} ({show(found.low, unit)} to {show(found.high, unit)})"
+
+
+def jobs_of(figures: Iterable[Figure | Judgement]) -> tuple[Job, ...]:
+    """Jobs behind figures or judgements, each once."""
+    return tuple(dict.fromkeys(job for figure in figures for job in figure.jobs))
+
+
+class Finding(NamedTuple):
+    """The outcome of a rule: a verdict, the deciding figures and the reason, as text.
+
+    An overshoot far exceeds the published figures, so that something else must differ.
+    """
+
+    verdict: Verdict
+    ours: str
+    reason: str
+    overshoot: bool = False
+
+    @property
+    def label(self) -> str:
+        """The verdict, marked if it is an overshoot."""
+        return f"{self.verdict}{OVERSHOT}" if self.overshoot else str(self.verdict)
+
+
+class Rule(ABC):
+    """Turns figures into a verdict.
+
+    Attributes:
+        text: The rule for readers, a format string of the rule itself.
+        apart: Whether each figure is a task that is judged on its own.
+    """
+
+    text: ClassVar[str]
+    apart: ClassVar[bool] = False
+
+    @property
+    def words(self) -> str:
+        """The rule with its numbers, for readers."""
+        return self.text.format(self)
+
+    @abstractmethod
+    def judge(self, figures: Sequence[Figure]) -> Finding:
+        """Judges at least one figure; all of them belong to one task unless the rule is ``apart``."""
 
 
 class Known(Enum):
@@ -48,7 +148,6 @@ class Known(Enum):
 
     ABSTRACT = "read in the abstract"
     SUMMARY = "read in a summary by others"
-    CODE = "read in the official code"
     DERIVED = "derived from the sources read"
     HIGH = "from memory, high certainty"
     MEDIUM = "from memory, medium certainty"
@@ -56,82 +155,61 @@ class Known(Enum):
 
 
 class Published(NamedTuple):
-    """A published figure.
-
-    Attributes:
-        figure: The figure as stated.
-        known: How we know it.
-        note: Unknown aspects, or facts from other sources.
-        place: Table or figure of the paper; empty if we do not know the number.
-    """
+    """A published figure as stated, how we know it, what is unknown or known from others, and its table or figure."""
 
     figure: str
     known: Known
     note: str = ""
     place: str = ""
 
-    @property
-    def origin(self) -> str:
-        """Where the figure stands in the paper, and how we know it."""
+    def __str__(self) -> str:
+        """The figure, where it stands in the paper, and how we know it."""
         if self.known is Known.ABSTRACT:
-            return f"{self.place}; abstract" if self.place else "abstract"
-        return f"{self.place or 'table or figure number unknown'}; {self.known.value}"
+            return f"{self.figure} ({self.place + '; ' if self.place else ''}abstract)"
+        return f"{self.figure} ({self.place or 'table or figure number unknown'}; {self.known.value})"
 
 
 class NoEvidence(Exception):  # noqa: N818 - nothing went wrong here
-    """There are no figures to judge.
-
-    Args:
-        reason: Reason, for readers.
-        jobs: Jobs that should have produced the figures.
-    """
+    """There are no figures to judge, for a reason; ``jobs`` should have produced them."""
 
     def __init__(self, reason: str, jobs: Sequence[Job] = ()) -> None:
         super().__init__(reason)
         self.jobs = tuple(jobs)
 
 
-class Limit(NamedTuple):
-    """A deviation from the published setting that no figure can make up for.
+class Limit(Enum):
+    """Deviations from the published setting that no figure can make up for, and the verdicts that remain possible."""
 
-    Attributes:
-        reason: The deviation.
-        at_best: Best verdict that remains possible.
-        scales: Size presets to which the limit applies.
-        at_worst: Worst verdict that remains possible.
-    """
+    STAND_INS = (
+        "models, data and lengths of training are not the published ones",
+        Verdict.DIRECTION,
+        Verdict.NOT,
+        ("laptop", "evening"),
+    )
+    ASSUMED_GPU = ("GPU times are assumed with low certainty, not measured", Verdict.DIRECTION, Verdict.UNJUDGED)
+    MODELLED = ("the network is modelled", Verdict.DIRECTION)
+    # Speeds of another cluster neither prove nor disprove a published maximum, whichever method is measured.
+    LAB = (
+        "four workers on one machine with links of 1 Gbit/s are not the published cluster",
+        Verdict.DIRECTION,
+        Verdict.UNJUDGED,
+    )
+    OWN_CHOICES = ("the sizes of sketches and the objective of the fusion are our own choices", Verdict.DIRECTION)
+    NOTHING_TRAINED = (
+        "runs of this size only show that everything works",
+        Verdict.UNJUDGED,
+        Verdict.NOT,
+        (TRIVIAL,),
+    )
 
-    reason: str
-    at_best: Verdict
-    scales: Sequence[str] = SCALES
-    at_worst: Verdict = Verdict.NOT
+    def __init__(
+        self, reason: str, at_best: Verdict, at_worst: Verdict = Verdict.NOT, scales: Sequence[str] = SCALES
+    ) -> None:
+        self.reason, self.at_best, self.at_worst, self.scales = reason, at_best, at_worst, scales
 
 
-NOTHING_TRAINED = Limit("runs of this size only show that everything works", Verdict.UNJUDGED, (TRIVIAL,))
-STAND_INS = Limit(
-    "models, data and lengths of training are not the published ones", Verdict.DIRECTION, ("laptop", "evening")
-)
-ASSUMED_GPU = Limit(
-    "GPU times are assumed with low certainty, not measured", Verdict.DIRECTION, at_worst=Verdict.UNJUDGED
-)
-MODELLED = Limit("the network is modelled", Verdict.DIRECTION)
-# Speeds of another cluster neither prove nor disprove a published maximum, whichever method is measured.
-LAB = Limit(
-    "four workers on one machine with links of 1 Gbit/s are not the published cluster",
-    Verdict.DIRECTION,
-    at_worst=Verdict.UNJUDGED,
-)
-OWN_CHOICES = Limit("the sizes of sketches and the objective of the fusion are our own choices", Verdict.DIRECTION)
-
-LIMITS: Mapping[str, Limit] = MappingProxyType(
-    {
-        "stand_ins": STAND_INS,
-        "assumed_gpu": ASSUMED_GPU,
-        "modelled": MODELLED,
-        "lab": LAB,
-        "own_choices": OWN_CHOICES,
-    }
-)
+# Maps an exhibit, the size preset, the results and further arguments to the figures that a rule judges, at least one.
+Find: TypeAlias = Callable[..., Sequence[Figure]]
 
 
 @dataclass(frozen=True)
@@ -171,43 +249,25 @@ class Claim:
         """Names of all exhibits with our figures."""
         return (self.exhibit, *self.also)
 
-    def limits_at(self, scale: str) -> list[Limit]:
-        """Limits that apply to a size preset."""
-        return [limit for limit in (NOTHING_TRAINED, *self.limits) if scale in limit.scales]
-
     def where(self, exhibit: Exhibit, scale: str) -> Claim:
-        """The claim, without the limit of assumed GPU times if the exhibit measured all of them."""
-        if exhibit.guesses(scale):
-            return self
-        return replace(self, limits=tuple(limit for limit in self.limits if limit is not ASSUMED_GPU))
+        """The claim with the limits that apply: not that of assumed GPU times if the exhibit measured all of them."""
+        measured = set() if exhibit.guesses(scale) else {Limit.ASSUMED_GPU}
+        limits = (each for each in (Limit.NOTHING_TRAINED, *self.limits) if scale in each.scales)
+        return replace(self, limits=tuple(each for each in limits if each not in measured))
 
 
 class TaskFinding(NamedTuple):
-    """Verdict on one task of a claim.
-
-    Attributes:
-        task: Name of the task.
-        finding: Verdict with the figures of this task and the reason.
-        jobs: Jobs behind the figures.
-    """
+    """Verdict on one task of a claim, and the jobs behind its figures."""
 
     task: str
     finding: Finding
     jobs: Sequence[Job]
 
 
-@dataclass(frozen=True)
-class Judgement:
-    """Verdict on a claim.
+class Judgement(NamedTuple):
+    """Verdict on a claim, with the limits that applied; a description and the basis of the runs, and their jobs.
 
-    Attributes:
-        claim: The claim.
-        finding: Verdict on the whole claim, with our figures and the reason.
-        scale: Size preset of the runs.
-        setting: Description of the runs.
-        basis: Simulated, measured and assumed quantities.
-        jobs: Jobs behind the figures.
-        tasks: Verdict on each task that was run, if the claim has tasks.
+    If the claim has tasks, each task that was run has a verdict of its own.
     """
 
     claim: Claim
@@ -215,110 +275,88 @@ class Judgement:
     scale: str
     setting: str
     basis: Basis
-    jobs: Sequence[Job] = field(default=())
-    tasks: Sequence[TaskFinding] = field(default=())
+    jobs: Sequence[Job] = ()
+    tasks: Sequence[TaskFinding] = ()
 
 
 def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> Judgement:
-    """Judges a claim by the available results.
-
-    Args:
-        claim: The claim.
-        exhibits: Exhibits by name, those of the claim among them.
-        scale: Size preset of the runs.
-        results: Results of the jobs of the claim's exhibits.
-    """
+    """Judges a claim by the available results of the jobs of its exhibits."""
     exhibit = exhibits[claim.exhibit]
     claim = claim.where(exhibit, scale)
     setting = " ".join(exhibits[name].what_ran(scale) for name in claim.exhibits)
+
+    def find(name: str) -> Sequence[Figure]:
+        return claim.find(exhibits[name], scale, results, **dict(claim.arguments))
+
     try:
-        figures = _figures(claim, exhibits, scale, results)
+        figures = gathered(((exhibits[name].title, name) for name in claim.exhibits), find)
     except NoEvidence as missing:
         finding = Finding(Verdict.UNJUDGED, "-", str(missing))
         return Judgement(claim, finding, scale, setting, exhibit.basis, missing.jobs)
-    tasks = _by_task(claim.rule, figures)
-    finding = _remarked(_limited(_ruled(claim, tasks, scale), claim, scale), claim)
+    tasks: dict[str, list[Figure]] = {}
+    for figure in figures:
+        tasks.setdefault(figure.task or (figure.name if claim.rule.apart else ""), []).append(figure)
+    finding = _limited(_ruled(claim, tasks), claim)
+    if claim.remark:
+        finding = finding._replace(reason=f"{finding.reason}; {claim.remark}")
     judged = [
-        TaskFinding(task, _limited(_ruled(claim, {task: own}, scale), claim, scale), _jobs(own))
+        TaskFinding(task, _limited(_ruled(claim, {task: own}), claim), jobs_of(own))
         for task, own in tasks.items()
-        if task and _was_run(own, results)
+        if task and (any(figure.values for figure in own) or any_failed(map(results.of, jobs_of(own))))
     ]
-    return Judgement(claim, finding, scale, setting, exhibit.basis, _jobs(figures), judged)
+    return Judgement(claim, finding, scale, setting, exhibit.basis, jobs_of(figures), judged)
 
 
-def _was_run(figures: Sequence[Figure], results: Results) -> bool:
-    """Whether a task has figures, or failed; a task that only waits to be run has no verdict."""
-    return any(figure.values for figure in figures) or any_failed(map(results.of, _jobs(figures)))
-
-
-def _figures(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> list[Figure]:
-    """The figures of all exhibits of a claim; an exhibit without any gives one that says why.
+def gathered(parts: Iterable[tuple[str, T]], find: Callable[[T], Sequence[Figure]]) -> list[Figure]:
+    """The figures of all parts of a claim, given by title, such as exhibits; one without any says why.
 
     Raises:
-        NoEvidence: if no exhibit has figures.
+        NoEvidence: If no part has figures.
     """
-    found: list[Figure] = []
-    missing: list[NoEvidence] = []
-    for name in claim.exhibits:
+    found, missing = list[Figure](), list[Figure]()
+    for title, part in parts:
         try:
-            found += claim.find(exhibits[name], scale, results, **dict(claim.arguments))
+            found += find(part)
         except NoEvidence as error:
-            missing.append(error)
-            title = exhibits[name].title
-            found.append(Figure(title, (), (), error.jobs, hindrances=(str(error),), task=title))
-    if len(missing) == len(claim.exhibits):
-        jobs = dict.fromkeys(job for error in missing for job in error.jobs)
-        raise NoEvidence("; ".join(dict.fromkeys(map(str, missing))), tuple(jobs))
-    return found
+            missing.append(Figure(title, (), (), error.jobs, hindrances=(str(error),), task=title))
+    if not found:
+        reasons = dict.fromkeys(reason for figure in missing for reason in figure.hindrances)
+        raise NoEvidence("; ".join(reasons), jobs_of(missing))
+    return [*found, *missing]
 
 
-def _by_task(rule: Rule, figures: Sequence[Figure]) -> dict[str, list[Figure]]:
-    """Figures by task; figures without a task have an empty name in common."""
-    found: dict[str, list[Figure]] = {}
-    for figure in figures:
-        found.setdefault(figure.task or (figure.name if rule.apart else ""), []).append(figure)
-    return found
-
-
-def _jobs(figures: Sequence[Figure]) -> tuple[Job, ...]:
-    return tuple(dict.fromkeys(job for figure in figures for job in figure.jobs))
-
-
-def _ruled(claim: Claim, tasks: Mapping[str, Sequence[Figure]], scale: str) -> Finding:
+def _ruled(claim: Claim, tasks: Mapping[str, Sequence[Figure]]) -> Finding:
     """Finding of the claim's rule on all tasks that can be judged; the reason names the others."""
-    figures = [figure for own in tasks.values() for figure in own]
     clear = {task: own for task, own in tasks.items() if not any(figure.hindrances for figure in own)}
-    reasons = dict.fromkeys(reason for figure in figures for reason in figure.hindrances)
-    hit = {
-        reason: dict.fromkeys(figure.task or figure.name for figure in figures if reason in figure.hindrances)
-        for reason in reasons
-    }
+    hit: dict[str, dict[str, None]] = {}
+    for figure in (figure for own in tasks.values() for figure in own):
+        for reason in figure.hindrances:
+            hit.setdefault(reason, {})[figure.task or figure.name] = None
     why = "; ".join(f"{reason} ({', '.join(names)})" for reason, names in hit.items())
     if not clear:
         known = {task: own for task, own in tasks.items() if all(figure.values for figure in own)}
         ours = [_of_task(task, claim.rule.judge(own).ours) for task, own in known.items()]
         return Finding(Verdict.UNJUDGED, "; ".join(ours) or "-", why)
-    found = _combined({task: claim.rule.judge(own) for task, own in clear.items()}, claim, scale)
+    found = _combined({task: claim.rule.judge(own) for task, own in clear.items()}, claim)
     if len(clear) == len(tasks):
         return found
     verdict = max(found.verdict, Verdict.DIRECTION, key=ORDER.index)
     return found._replace(verdict=verdict, reason=f"{found.reason}; not judged: {why}")
 
 
-def _combined(findings: Mapping[str, Finding], claim: Claim, scale: str) -> Finding:
+def _combined(findings: Mapping[str, Finding], claim: Claim) -> Finding:
     """The finding on a claim: the worst of its tasks, unless tasks that support it stand against tasks that do not."""
     if len(findings) == 1:
         return next(iter(findings.values()))
     verdicts = {found.verdict for found in findings.values()}
     verdict = max(verdicts, key=ORDER.index)
-    if verdict is Verdict.NOT and verdicts & {*SUPPORTING}:
+    if verdict is Verdict.NOT and verdicts & SUPPORTING:
         verdict = Verdict.MIXED
     # The verdict of a task is within the limits of the claim, as in its own row.
-    labels = {task: _limited(found, claim, scale).label for task, found in findings.items()}
-    ours = "; ".join(f"{_of_task(task, found.ours)}: {labels[task]}" for task, found in findings.items())
-    deciding = {task: found for task, found in findings.items() if verdict is Verdict.MIXED or found.verdict is verdict}
+    ours = (f"{_of_task(task, found.ours)}: {_limited(found, claim).label}" for task, found in findings.items())
+    deciding = {task: found for task, found in findings.items() if verdict in (Verdict.MIXED, found.verdict)}
     reason = "; ".join(_of_task(task, found.reason) for task, found in deciding.items())
-    return Finding(verdict, ours, reason, any(found.overshoot for found in findings.values()))
+    return Finding(verdict, "; ".join(ours), reason, any(found.overshoot for found in findings.values()))
 
 
 def _of_task(task: str, words: str) -> str:
@@ -326,64 +364,28 @@ def _of_task(task: str, words: str) -> str:
     return words if not task or words.startswith(task) else f"{task}: {words}"
 
 
-def _limited(finding: Finding, claim: Claim, scale: str) -> Finding:
+def _limited(finding: Finding, claim: Claim) -> Finding:
     """The finding within the limits of a claim; the reason names the limits that apply."""
-    limits = claim.limits_at(scale)
+
+    def bounded(verdict: Verdict, words: str = "", limits: Sequence[Limit] = ()) -> Finding:
+        return finding._replace(verdict=verdict, reason=finding.reason + words + ", and ".join(_reasons(limits)))
+
+    rank, limits = ORDER.index(finding.verdict), claim.limits
     unjudged = [limit for limit in limits if limit.at_best is Verdict.UNJUDGED]
     if unjudged:
-        return finding._replace(verdict=Verdict.UNJUDGED, reason="; ".join(limit.reason for limit in unjudged))
+        return finding._replace(verdict=Verdict.UNJUDGED, reason="; ".join(_reasons(unjudged)))
     if claim.construction and finding.verdict in (Verdict.REPRODUCED, Verdict.DIRECTION):
-        words = f"{finding.reason}; by construction: {claim.construction}"
-        return finding._replace(verdict=Verdict.BUILT_IN, reason=words)
-    capping = [limit for limit in limits if ORDER.index(limit.at_best) > ORDER.index(finding.verdict)]
-    if capping:
+        return bounded(Verdict.BUILT_IN, f"; by construction: {claim.construction}")
+    if capping := [limit for limit in limits if ORDER.index(limit.at_best) > rank]:
         lowest = max((limit.at_best for limit in capping), key=ORDER.index)
-        return finding._replace(verdict=lowest, reason=f"{finding.reason}; {lowest} at best, because {_why(capping)}")
-    lifting = [limit for limit in limits if ORDER.index(limit.at_worst) < ORDER.index(finding.verdict)]
-    if lifting:
-        verdict = min((limit.at_worst for limit in lifting), key=ORDER.index)
-        words = f"{finding.reason}; not enough for {finding.verdict}, because {_why(lifting)}"
-        return finding._replace(verdict=verdict, reason=words)
+        return bounded(lowest, f"; {lowest} at best, because ", capping)
+    if lifting := [limit for limit in limits if ORDER.index(limit.at_worst) < rank]:
+        least = min((limit.at_worst for limit in lifting), key=ORDER.index)
+        return bounded(least, f"; not enough for {finding.verdict}, because ", lifting)
     if limits and finding.verdict in (Verdict.NOT, Verdict.UNJUDGED):
-        return finding._replace(reason=f"{finding.reason}; note that {_why(limits)}")
+        return bounded(finding.verdict, "; note that ", limits)
     return finding
 
 
-def _remarked(finding: Finding, claim: Claim) -> Finding:
-    """The finding, with the remark of its claim."""
-    return finding._replace(reason=f"{finding.reason}; {claim.remark}") if claim.remark else finding
-
-
-def _why(limits: Sequence[Limit]) -> str:
-    return ", and ".join(limit.reason for limit in limits)
-
-
-def summary_table(judgements: Sequence[Judgement]) -> Table:
-    """Number of claims by verdict; overshoots are counted separately."""
-    labels = [judgement.finding.label for judgement in judgements]
-    named = [label for verdict in Verdict for label in (str(verdict), f"{verdict}{OVERSHOT}")]
-    wanted = [label for label in named if label in labels or not label.endswith(OVERSHOT)]
-    return Table("Verdicts", ("verdict", "claims", "which"), [_counted(label, judgements) for label in wanted])
-
-
-def _counted(label: str, judgements: Sequence[Judgement]) -> Row:
-    found = [judgement for judgement in judgements if judgement.finding.label == label]
-    names = "; ".join(judgement.claim.name for judgement in found)
-    jobs = list(dict.fromkeys(job for judgement in found for job in judgement.jobs))
-    return Row(label, [Cell(str(len(found)), len(found)), Cell(names or "-")], jobs)
-
-
-def claims_table(judgements: Sequence[Judgement]) -> Table:
-    """One row per claim; claims that are not reproduced are marked."""
-    return Table("Claims", COLUMNS, [_row(judgement) for judgement in judgements])
-
-
-def _row(judgement: Judgement) -> Row:
-    claim, finding = judgement.claim, judgement.finding
-    cells = [
-        Cell(f"{claim.published.figure} ({claim.published.origin})"),
-        Cell(finding.ours),
-        Cell(finding.label, bad=finding.verdict is Verdict.NOT),
-        Cell(finding.reason),
-    ]
-    return Row(claim.name, cells, judgement.jobs)
+def _reasons(limits: Iterable[Limit]) -> list[str]:
+    return [limit.reason for limit in limits]

@@ -15,11 +15,12 @@ __all__ = ["ablation", "costs"]
 
 def costs(plan: Overview, records: Records) -> Table:
     """Returns the cost of each method against dense training, one task per row, over the seeds that both have."""
-    rows = [
-        Row(plan.titles[task.name], [Cell(_cost(task, names, records)) for names in plan.methods.values()], ())
-        for task in plan.costs
-    ]
-    return Table("Cost against dense training", ("training", *plan.methods), _without_empty(rows))
+    rows = []
+    for task in plan.costs:
+        cells = [_cost(task, names, records) for names in plan.methods.values()]
+        if any(cells):
+            rows.append(Row(plan.titles[task.name], [Cell(each) for each in cells], ()))
+    return Table("Cost against dense training", ("training", *plan.methods), rows)
 
 
 def _cost(task: Task, names: Sequence[str], records: Records) -> str:
@@ -40,9 +41,10 @@ def ablation(plan: Overview, records: Records) -> Table:
     rows = []
     for name in plan.ablation:
         cells = [_result(task, name, found) for task, found in zip(tasks, losses, strict=True)]
-        rows.append(Row(name, [*map(Cell, cells), Cell(_share(tasks, name, records))], ()))
+        if any(cells):
+            rows.append(Row(name, [Cell(each) for each in (*cells, _share(tasks, name, records))], ()))
     columns = ("", *(plan.titles[task.name] for task in tasks), "sent / dense")
-    return Table("Parts of the default recipe", columns, _without_empty(rows))
+    return Table("Parts of the default recipe", columns, rows)
 
 
 def _result(task: Task, name: str, losses: Mapping[str, Mapping[int, float]]) -> str:
@@ -54,11 +56,8 @@ def _result(task: Task, name: str, losses: Mapping[str, Mapping[int, float]]) ->
 
 
 def _share(tasks: Sequence[Task], name: str, records: Records) -> str:
-    found = next((pair for task in tasks if (pair := task.results(task.line(name), records))), None)
-    if found is None or name == ALONE:
-        return "" if found is None else "0"
-    return f"{next(iter(found[1].values())).share:.2%}"
-
-
-def _without_empty(rows: Sequence[Row]) -> list[Row]:
-    return [row for row in rows if any(cell.text for cell in row.cells)]
+    if name == ALONE:
+        return "0"
+    task = next((task for task in tasks if first_recorded(task, [name], records)), None)
+    found = None if task is None else task.results(task.line(name), records)
+    return f"{next(iter(found[1].values())).share:.2%}" if found else ""

@@ -229,15 +229,15 @@ def overview_in(file: Path) -> Overview:
     _known("title", [*costs["tasks"], *ablation["tasks"]], content["titles"], file)
     rows = [row for each in marks.values() for choices in each for row in choices]
     _known("row", [*rows, *(row for each in costs["methods"].values() for row in each)], content["rows"], file)
-    for name in ablation["tasks"]:
-        _known(f"row of {name}", ablation["rows"], {line.name for line in tasks[name].lines}, file)
+    ablated = [tasks[name] for name in ablation["tasks"]]
+    _known("row of the ablation", ablation["rows"], {line.name for task in ablated for line in task.lines}, file)
     return Overview(
         content["titles"],
         [tasks[name] for name in content["titles"]],
         marks,
         [tasks[name] for name in costs["tasks"]],
         costs["methods"],
-        [tasks[name] for name in ablation["tasks"]],
+        ablated,
         ablation["rows"],
     )
 

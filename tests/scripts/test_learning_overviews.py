@@ -103,7 +103,7 @@ def test_costs_over_shared_seeds() -> None:
 def test_an_ablation_compares_first_seeds() -> None:
     pictures = PICTURES.training(LINES[3], 0.1, 1).command
     kept = {command: each for command, each in RECORDS.items() if command != pictures}
-    plan = OVERVIEW._replace(ablation=["dense", "1%", "published", "alone"])
+    plan = OVERVIEW._replace(ablation=["dense", "1%", "published", "4 bits", "alone"])
     assert markdown(overviews.ablation(plan, kept)).splitlines() == [
         "|  | Toy, 3 steps | Pictures | sent / dense |",
         "| --- | --- | --- | --- |",
@@ -133,7 +133,7 @@ def test_the_gap_needs_a_seed_of_all_three() -> None:
         ({"titles": {}}, "refers to title 'toy'"),
         ({"figure": {"SparDL": [["x"]]}}, "refers to row 'x'"),
         ({"costs": {"tasks": [], "methods": {"1%": ["y"]}}}, "refers to row 'y'"),
-        ({"ablation": {"tasks": ["toy"], "rows": ["published"]}}, "refers to row of toy 'published'"),
+        ({"ablation": {"tasks": ["toy"], "rows": ["published"]}}, "refers to row of the ablation 'published'"),
     ],
 )
 def test_overviews_of_what_does_not_exist(tmp_path: Path, changed: dict[str, Any], words: str) -> None:

@@ -1,4 +1,4 @@
-"""Renders every generated page and table of the documentation, and its two figures.
+"""Renders every generated page and table of the documentation, and its figures.
 
 python scripts/docs.py --list                    name the files and what each is made from
 python scripts/docs.py --check                   write nothing; exit with 1 if a page is out of date
@@ -24,6 +24,8 @@ from typing import NamedTuple, cast
 import torch
 
 from scripts import bench_hooks, bench_schedules, break_even, choices, learning
+from scripts.evidence.figure import figure
+from scripts.evidence.plans import overview_in
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.claims.catalogue import OnDemand, judge_all
 from scripts.exhibits.claims.catalogue import page as claims_page
@@ -132,8 +134,16 @@ def _frontier_figure() -> bytes:
     return frontier.figure(*_frontier())
 
 
+def _learning_figure() -> bytes:
+    return figure(overview_in(learning.PLANS), on_record(RECORDS / "learning.jsonl"))
+
+
 FIGURES: Mapping[str, Callable[[], bytes]] = MappingProxyType(
-    {"docs/images/frontier.png": _frontier_figure, "docs/images/time-to-accuracy.png": _accuracy_figure}
+    {
+        "docs/images/frontier.png": _frontier_figure,
+        "docs/images/learning.png": _learning_figure,
+        "docs/images/time-to-accuracy.png": _accuracy_figure,
+    }
 )
 
 

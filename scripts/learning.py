@@ -14,7 +14,6 @@ record in docs/results/learning.jsonl, from which scripts/docs.py makes the tabl
 from __future__ import annotations
 
 import argparse
-import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -23,7 +22,9 @@ from statistics import mean
 import torch
 
 from scripts import choices
-from scripts.evidence.plans import ALONE, DENSE, Line, Task, excerpts_in, tasks_in
+from scripts.evidence import overviews
+from scripts.evidence.gaps import WORSE, gap, losses_of
+from scripts.evidence.plans import ALONE, DENSE, Line, Task, excerpts_in, overview_in, tasks_in
 from scripts.exhibits.jobs import Job, Training
 from scripts.exhibits.measures import spread
 from scripts.exhibits.records import Record, Records, on_record, record, unshippable
@@ -73,7 +74,7 @@ def table_of(task: Task, records: Records, shown: Sequence[str] | None = None) -
     """
     lines = task.lines if shown is None else [task.line(name) for name in shown]
     found = {line.name: task.results(line, records) for line in task.lines}
-    losses = {name: {seed: task.loss(each) for seed, each in pair[1].items()} for name, pair in found.items() if pair}
+    losses = losses_of(task, records)
     rows = [Row(line.name, _cells(task, line, found[line.name], losses), ()) for line in lines]
     return Table(task.title, ("", _COLUMNS[0], task.metric, *_COLUMNS[1:]), rows)
 
@@ -85,34 +86,21 @@ def _cells(
         return [Cell("not run yet"), *[Cell("")] * len(_COLUMNS)]
     rate, records = found
     values = [each.final(task.metric) for each in records.values()]
+    closed = gap(line.name, losses)
     ages = [each.figures["residual_age"] for each in records.values() if each.figures.get("residual_age")]
     return [
         Cell(f"{rate:g}"),
         Cell(spread(values)),
         Cell(", ".join(f"{value:.4g}" for value in values)),
-        Cell(_gap(line.name, losses)),
+        Cell("**worse than a single worker**" if closed == WORSE else closed),
         Cell("0" if line.name == ALONE else f"{mean(each.share for each in records.values()):.2%}"),
         Cell(f"{mean(ages):.0f} steps" if ages else ""),
     ]
 
 
-def _gap(name: str, losses: Mapping[str, Mapping[int, float]]) -> str:
-    """Share of the gain of dense training over a single worker that a row reaches, on the seeds that all three have."""
-    if name in (ALONE, DENSE) or not {DENSE, ALONE} <= losses.keys():
-        return ""
-    seeds = set.intersection(*(set(losses[each]) for each in (name, DENSE, ALONE)))
-    if not seeds:
-        return ""
-    own, dense, alone = (mean(losses[each][seed] for seed in seeds) for each in (name, DENSE, ALONE))
-    if own > alone:
-        return "**worse than a single worker**"
-    gain = alone - dense
-    return f"{(alone - own) / gain:.0%}" if gain > 0 and math.isfinite(gain) else ""
-
-
 ROOT = Path(__file__).resolve().parents[1]
 PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
-PAGE = "docs/tables/learning.md"
+PAGE, CHOOSING = "docs/tables/learning.md", "docs/choosing-a-method.md"
 
 
 def missing(task: Task, records: Records) -> list[Training]:
@@ -171,6 +159,8 @@ def sections(records: Records) -> dict[str, dict[str, Table]]:
     for page_name, shown in excerpts_in(PLANS).items():
         excerpts = {name: table_of(tasks[name], records, rows) for name, rows in shown.items()}
         found.setdefault(f"docs/{page_name}.md", {}).update(excerpts)
+    plan = overview_in(PLANS)
+    found[CHOOSING] |= {"costs": overviews.costs(plan, records), "ablation": overviews.ablation(plan, records)}
     return found
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,7 +13,18 @@ from scripts.exhibits.jobs import Training
 from scripts.exhibits.records import Record, Records
 from spardl.basics.errors import ConfigError
 
-__all__ = ["ALONE", "DENSE", "Comparison", "Line", "Task", "excerpts_in", "tasks_in"]
+__all__ = [
+    "ALONE",
+    "DENSE",
+    "Comparison",
+    "Line",
+    "Overview",
+    "Task",
+    "excerpts_in",
+    "first_recorded",
+    "overview_in",
+    "tasks_in",
+]
 
 # The rows that all others are measured by: the ceiling and the floor.
 DENSE, ALONE = "dense", "alone"
@@ -136,6 +147,34 @@ class Task:
         return rate, {seed: each for seed, each in found.items() if each is not None}
 
 
+class Overview(NamedTuple):
+    """What the figure and the tables of several tasks show.
+
+    Attributes:
+        titles: Short titles of the tasks.
+        panels: Tasks of the figure.
+        marks: Rows of each method in the figure; of each inner list, the first row with a record is shown.
+        costs: Tasks of the table of costs.
+        methods: Rows of each method in that table; the first with a record is shown.
+        ablated: Tasks of the ablation.
+        ablation: Rows of the ablation.
+    """
+
+    titles: Mapping[str, str]
+    panels: Sequence[Task]
+    marks: Mapping[str, Sequence[Sequence[str]]]
+    costs: Sequence[Task]
+    methods: Mapping[str, Sequence[str]]
+    ablated: Sequence[Task]
+    ablation: Sequence[str]
+
+
+def first_recorded(task: Task, names: Sequence[str], records: Records) -> str | None:
+    """Returns the first of several rows that the task has and that has a record; ``None`` without one."""
+    known = {line.name: line for line in task.lines}
+    return next((name for name in names if name in known and task.results(known[name], records)), None)
+
+
 def tasks_in(file: Path) -> list[Task]:
     """Reads the tables that a file describes.
 
@@ -172,6 +211,40 @@ def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
                     "remove them"
                 )
     return found
+
+
+def overview_in(file: Path) -> Overview:
+    """Returns what the figure and the tables of several tasks show.
+
+    Args:
+        file: File of :func:`tasks_in`, which also contains ``titles``, ``figure``, ``costs`` and ``ablation``.
+
+    Raises:
+        ConfigError: If one of them refers to a task or row that does not exist.
+    """
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    tasks = {task.name: task for task in tasks_in(file)}
+    marks, costs, ablation = content["figure"], content["costs"], content["ablation"]
+    _known("task", [*content["titles"], *costs["tasks"], *ablation["tasks"]], tasks, file)
+    _known("title", [*costs["tasks"], *ablation["tasks"]], content["titles"], file)
+    rows = [row for each in marks.values() for choices in each for row in choices]
+    _known("row", [*rows, *(row for each in costs["methods"].values() for row in each)], content["rows"], file)
+    ablated = [tasks[name] for name in ablation["tasks"]]
+    _known("row of the ablation", ablation["rows"], {line.name for task in ablated for line in task.lines}, file)
+    return Overview(
+        content["titles"],
+        [tasks[name] for name in content["titles"]],
+        marks,
+        [tasks[name] for name in costs["tasks"]],
+        costs["methods"],
+        ablated,
+        ablation["rows"],
+    )
+
+
+def _known(kind: str, names: Sequence[str], known: Collection[str], file: Path) -> None:
+    if missing := [name for name in names if name not in known]:
+        raise ConfigError(f"{file.name} refers to {kind} {missing[0]!r}, which does not exist; add or remove it")
 
 
 def _task(name: str, node: Mapping[str, Any], rows: Mapping[str, str]) -> Task:

@@ -1,0 +1,63 @@
+"""Tables of several tasks: the cost of a method after few and many steps, and the ablation of SGD's default."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from scripts.evidence.gaps import gap, losses_of, shared
+from scripts.evidence.plans import ALONE, Overview, Task, first_recorded
+from scripts.exhibits.measures import LEAST, seeds
+from scripts.exhibits.records import Records
+from scripts.exhibits.tables import Cell, Row, Table
+
+__all__ = ["ablation", "costs"]
+
+
+def costs(plan: Overview, records: Records) -> Table:
+    """Returns the cost of each method against dense training, one task per row, over the seeds that both have."""
+    rows = []
+    for task in plan.costs:
+        cells = [_cost(task, names, records) for names in plan.methods.values()]
+        if any(cells):
+            rows.append(Row(plan.titles[task.name], [Cell(each) for each in cells], ()))
+    return Table("Cost against dense training", ("training", *plan.methods), rows)
+
+
+def _cost(task: Task, names: Sequence[str], records: Records) -> str:
+    name = first_recorded(task, names, records)
+    losses = losses_of(task, records)
+    found = None if name is None else shared(name, losses)
+    if name is None or found is None:
+        return ""
+    own, dense, _, count = found
+    amount = f"{own - dense:+.3f} nats" if task.lower else f"{100 * (own - dense):+.1f} points"
+    return f"{amount}, {gap(name, losses)}{'' if count >= LEAST else f' ({seeds(count)})'}"
+
+
+def ablation(plan: Overview, records: Records) -> Table:
+    """Returns the rows of the ablation with the results of the first seed of each task."""
+    tasks = [task.cut(1) for task in plan.ablated]
+    losses = [losses_of(task, records) for task in tasks]
+    rows = []
+    for name in plan.ablation:
+        cells = [_result(task, name, found) for task, found in zip(tasks, losses, strict=True)]
+        if any(cells):
+            rows.append(Row(name, [Cell(each) for each in (*cells, _share(tasks, name, records))], ()))
+    columns = ("", *(plan.titles[task.name] for task in tasks), "sent / dense")
+    return Table("Parts of the default recipe", columns, rows)
+
+
+def _result(task: Task, name: str, losses: Mapping[str, Mapping[int, float]]) -> str:
+    if name not in losses:
+        return ""
+    (loss,) = losses[name].values()
+    closed = gap(name, losses)
+    return f"{abs(loss):.4g}{f' ({closed})' if closed else ''}"
+
+
+def _share(tasks: Sequence[Task], name: str, records: Records) -> str:
+    if name == ALONE:
+        return "0"
+    task = next((task for task in tasks if first_recorded(task, [name], records)), None)
+    found = None if task is None else task.results(task.line(name), records)
+    return f"{next(iter(found[1].values())).share:.2%}" if found else ""

@@ -35,8 +35,8 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import spardl
-from scripts.bench_selection import Steps
-from scripts.benchmarks.timing import complain, positive
+from scripts.benchmarks.selection import Steps
+from scripts.benchmarks.timing import positive
 from spardl.basics.files import write_atomically
 from spardl.clusters import ProcessGroupCluster
 from spardl.diagnostics.thorough.outcome import Place, plain, setting, shared
@@ -276,6 +276,11 @@ def run(arguments: argparse.Namespace, place: Place, save: Callable[[str, Any], 
         save("doctor", examine(place))
 
 
+def _complain(reason: str) -> int:
+    print(f"error: {reason}", file=sys.stderr)
+    return 2
+
+
 def main() -> int:
     """Runs the sections, prints one line per measurement, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -289,9 +294,9 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="file for all results")
     arguments = parser.parse_args()
     if min(arguments.entries) < 100:
-        return complain(f"--entries must be at least 100, got {min(arguments.entries)}")
+        return _complain(f"--entries must be at least 100, got {min(arguments.entries)}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        return complain("--device cuda found no GPU; rehearse with --device cpu")
+        return _complain("--device cuda found no GPU; rehearse with --device cpu")
     began, results = time.monotonic(), dict[str, Any]()
 
     def save(name: str, found: Any) -> None:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
+from scripts import bench
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.cli import front, run
 
@@ -106,12 +107,9 @@ def test_compression_is_measured_and_used(script: Script, tmp_path: Path) -> Non
 
 
 @pytest.mark.slow
-def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
-    done = script(
-        "bench_schedules", "--models", "resnet50", "--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"
-    )
-    assert done.code == 0, done.err
-    assert (tmp_path / "b.md").read_text().strip() == done.out.strip()
+def test_the_bench_has_every_cell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert bench.main(["schedules", "--models", "resnet50", f"--json={tmp_path / 'b.json'}"]) == 0
+    assert len(cells(capsys.readouterr().out)) == 4 + 4 * 3 + 4 * 5
     plain = json.loads((tmp_path / "b.json").read_text())
     assert len(plain["schedules"]) == 2 * 2
     assert len(plain["layer_fusion"]) == 2 * 2 * 3
@@ -137,7 +135,6 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
         ("timeline", [PROFILES / "resnet50.json", "--workers", 0], "'--workers': 0 is not in the range x>=1"),
         ("timeline", [PROFILES / "resnet50.json", "--compute", -1], "got -1"),
         ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "not a file of compression times"),
-        ("bench_schedules", ["--models", "foo"], "--models foo is unknown"),
         ("compression", ["--methods", "foo", "--out", "x.json"], "compressor=foo does not exist"),
         (
             "profile_model",
@@ -171,10 +168,10 @@ def test_a_missing_package_is_named(script: Script, monkeypatch: pytest.MonkeyPa
 
 
 def commands() -> list[list[str]]:
-    """Of the page, but those that profile the large models."""
+    """Of the page, but those that profile the large models; test_bench.py runs benchmarks."""
     blocks = (ROOT / "docs" / "schedules.md").read_text().split("## The timeline model")[1].split("```sh\n")[1:]
     lines = [line.split(" #")[0] for block in blocks for line in block.split("```")[0].splitlines()]
-    large = ("profile_model", "spardl profile")
+    large = ("profile_model", "spardl profile", "bench.py")
     return [line.split() for line in lines if "train:" in line or not any(name in line for name in large)]
 
 
@@ -188,13 +185,11 @@ def test_commands_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    options = [str(tmp_path / word) if word in ("timeline.png", "bench.md", "bench.json") else word for word in words]
+    options = [str(tmp_path / word) if word == "timeline.png" else word for word in words]
     if "--out" in options:
         options[options.index("--out") + 1] = str(tmp_path / "out.json")
     if "compression.json" in words:
         options += ["--workers", "4"]
-    if "scripts/bench_schedules.py" in words:  # all models are in docs/tables/timeline.md, which has a test of its own
-        options += ["--models", "resnet50"]
     if options[0] == "spardl":
         code = run(front, options[1:], "spardl")
         assert code == 0, capsys.readouterr().err

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from scripts import bench_schedules
+from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.evidence import cells, fastest, ratio, tables, turns

@@ -1,7 +1,7 @@
 """Measures the local cost per step of error feedback and exact top-k.
 
-python scripts/bench_selection.py
-python scripts/bench_selection.py --entries 133000000 --density 0.001 --dtype bfloat16 --json selection.json
+python scripts/bench.py selection
+python scripts/bench.py selection --entries 133000000 --density 0.001 --dtype bfloat16 --json selection.json
 
 Ours adds a gradient to the residual, checks it for non-finite values, finds the k entries of largest magnitude and
 removes them, as in training, where thresholds come from the previous step. It is compared with an addition plus
@@ -11,12 +11,13 @@ torch.topk, with its portable path (no numba), and with the largest entries of e
 from __future__ import annotations
 
 import argparse
-import sys
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from scripts.benchmarks.timing import add_options, interleaved, on_path, positive, rows, table, write_json
+from scripts.benchmarks.packing import TYPES
+from scripts.benchmarks.timing import add_repetitions, content, interleaved, on_path, positive, rows, table
 from spardl.communicators import AllGather
 from spardl.compressors import TopK
 from spardl.method.method import Method
@@ -25,7 +26,6 @@ from spardl.protocol.programs import Context, State, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.layout import Layout
 
-TYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16, "float64": torch.float64}
 FLOOR, TORCH, OURS = "residual.add_(gradient)", "g + r, torch.topk", "spardl"
 
 
@@ -70,17 +70,16 @@ class Steps:
         return torch.equal(taken, magnitudes.topk(taken.numel()).values.sort().values)
 
 
-def main() -> int:
-    """Prints one table, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the gradient (n)")
     parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")
     parser.add_argument("--dtype", choices=TYPES, default="float32", help="type of gradient and residual")
     parser.add_argument("--device", default="cpu", help="cpu or cuda")
     parser.add_argument("--settle", type=positive, default=100, help="steps before the first timed one")
-    add_options(parser)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    add_repetitions(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(1)
     common = torch.randn(arguments.entries)
     gradients = [
@@ -106,9 +105,4 @@ def main() -> int:
     found = rows(seconds, {OURS: {"equals torch.topk": str(ours.is_exact())}})
     title = f"n = {arguments.entries:,}, density {arguments.density:g}, {arguments.dtype}, {arguments.device}"
     print(f"{title}, {arguments.threads} thread(s)\n{table(found, FLOOR)}")
-    write_json(arguments.json, {title: found}, vars(arguments))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return content({title: found}, arguments)

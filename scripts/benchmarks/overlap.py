@@ -1,7 +1,7 @@
 """Measures how much communication each schedule overlaps, compared with the prediction of the timeline model.
 
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1 \
     --model torchvision:vgg11 --size 64 --methods none,spardl --schedules after_backward,wfbp,dear --json overlap.json
 
 Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The cases run in turns,
@@ -13,12 +13,12 @@ passes; the bound does so at the bandwidth of --gbit.
 Workers that share few cores slow each other down. With profile:FILE they sleep for the times of a profile instead of
 computing, as if each had a GPU; gradients and messages are real:
 
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_overlap.py --gbit 1 \
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1 \
     --model profile:scripts/profiles/resnet50.json --compute 1.2 --schedules after_backward,wfbp,dear
 
 With --streams 1,2,4 every case runs with each of these numbers of streams. The prediction is for one stream:
 
-python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 5 -- python scripts/bench_overlap.py --gbit 1 \
+python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 5 -- python scripts/bench.py overlap --gbit 1 \
     --model profile:scripts/profiles/resnet50.json --compute 0.3 --schedules wfbp:bucket_mb=12 --streams 1,2,4
 """
 
@@ -26,12 +26,9 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
-import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -42,14 +39,13 @@ from hydra.utils import instantiate
 
 from scripts import choices
 from scripts.benchmarks.emulated import from_profile
-from scripts.benchmarks.timing import complain, measured_network, positive
+from scripts.benchmarks.timing import measured_network, positive
 from scripts.profile_model import SOURCES as MODELS
-from spardl.basics.errors import ConfigError, SpardlError
-from spardl.basics.files import write_atomically
+from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import Profile
-from spardl.clusters.workers.processes import exit_now
 from spardl.diagnostics.commands.profile import Job
+from spardl.diagnostics.commands.timeline import markdown
 from spardl.diagnostics.timeline.measure import measure
 from spardl.diagnostics.timeline.model import (
     Timeline,
@@ -234,12 +230,10 @@ def rows(cases: Sequence[Case], cluster: ProcessGroupCluster, arguments: argpars
     return found
 
 
-def show(found: Sequence[dict[str, Any]]) -> None:
+def shown(found: Sequence[dict[str, Any]]) -> str:
     header = ["method", "schedule", "groups", "streams", "median s", "least", "most"]
     header += ["predicted", "off", "ideal", "reached", "bound", "reached"]
-    first = found[0]
-    print(f"compute {first['compute']:.3f} s; a round {1e6 * first['alpha']:.0f} us and {first['gbit']:.3f} Gbit/s")
-    print("| " + " | ".join(header) + " |\n" + "|---" * len(header) + "|")
+    rows = []
     for row in found:
         middle = median(row["seconds"])
         cells = [row["method"], row["schedule"], str(row["groups"]), str(row["streams"])]
@@ -247,12 +241,16 @@ def show(found: Sequence[dict[str, Any]]) -> None:
         cells += [f"{row['predicted']:.3f}", f"{row['predicted'] / middle - 1:+.1%}"] if row["predicted"] else ["", ""]
         for name in ("ideal", "bound"):
             cells += [f"{row[name]:.3f}", f"{row[name] / middle:.1%}"] if row[name] else ["", ""]
-        print("| " + " | ".join(cells) + " |")
+        rows.append(cells)
+    first = found[0]
+    start = f"compute {first['compute']:.3f} s; a round {1e6 * first['alpha']:.0f} us and {first['gbit']:.3f} Gbit/s"
+    return f"{start}\n{markdown([header, *rows])}"
 
 
-def main() -> int:
-    """Runs as one worker, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+WORKERS = True
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--model", default="torchvision:resnet18", help=f"SOURCE:NAME of {', '.join(SOURCES)}")
     parser.add_argument("--compute", type=float, help="seconds of forward and backward pass of profile:FILE")
     parser.add_argument("--batch", type=int, default=16, help="examples per worker and step")
@@ -267,28 +265,17 @@ def main() -> int:
     parser.add_argument("--steps", type=positive, default=3, help="steps per turn")
     parser.add_argument("--settle", type=positive, default=SETTLING, help="steps per case before the first turn")
     parser.add_argument("--streams", default="1", help="comma-separated numbers of synchronizations in flight")
-    parser.add_argument("--json", type=Path, help="file for all figures")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    if "RANK" not in os.environ:
-        return complain("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
+
+
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]] | None:
     dist.init_process_group("gloo")
     cluster = ProcessGroupCluster(timeout=120)
-    try:
-        with choices.composing():
-            cases = make_cases(arguments)
-            found = rows(cases, cluster, arguments)
-    except (SpardlError, argparse.ArgumentTypeError) as error:
-        return complain(error)
+    with choices.composing():
+        cases = make_cases(arguments)
+        found = rows(cases, cluster, arguments)
     if cluster.leads:
-        show(found)
-        if arguments.json:
-            write_atomically(arguments.json, json.dumps(found, indent=1).encode())
+        print(shown(found))
     for used in dict.fromkeys(case.cluster for case in cases):
         used.release()
     cluster.close()
-    return 0
-
-
-if __name__ == "__main__":
-    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    return found if cluster.leads else None

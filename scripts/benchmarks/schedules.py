@@ -1,7 +1,7 @@
 """Predicts iteration times of five models with six schedules on two networks, for P = 64 workers.
 
-python scripts/bench_schedules.py --markdown bench.md --json bench.json
-python scripts/bench_schedules.py --models resnet50
+python scripts/bench.py schedules --json bench.json
+python scripts/bench.py schedules --models resnet50
 
 Each model is predicted twice: as measured on a CPU (scripts/profiles/), and with that profile scaled to an ASSUMED GPU
 time (ASSUMED below). Compression times are those of scripts/profiles/compression.json on the CPU, and assumed on the
@@ -11,19 +11,15 @@ GPU. A second set of tables gives the gain of LayerFusion for sparse methods.
 from __future__ import annotations
 
 import argparse
-import json
 import math
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from scripts import choices
-from spardl.basics.errors import ConfigError
-from spardl.basics.files import write_atomically
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.commands.timeline import markdown, parse_names
@@ -32,7 +28,7 @@ from spardl.diagnostics.timeline.measure import read_compression
 from spardl.diagnostics.timeline.model import in_backward
 from spardl.schedules.fusion import Linear
 
-PROFILES = Path(__file__).resolve().parent / "profiles"
+PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 WORKERS = 64
 NETWORKS = ("ethernet_10g", "infiniband_100g")
 DENSE, SPARSE = "none", "spardl"
@@ -269,43 +265,18 @@ def sections() -> dict[str, str]:
     return {name: text.rstrip("\n") for name, text in made.items()}
 
 
-def write(arguments: argparse.Namespace) -> None:
-    """Makes the tables.
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--models", default=",".join(ASSUMED), help="comma-separated models")
 
-    Raises:
-        ConfigError: If a profile cannot be read, or there is no such model.
-        OSError: If a file cannot be written.
-    """
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     found = devices(parse_names(arguments.models, tuple(ASSUMED), "--models"))
     costs = methods_costs()
     rows, fused = bench(found, costs), gains(found, costs)
-    text = f"{used(found)}\n\n{tables(rows)}\n{tables(fused)}"
-    print(text)
-    if arguments.markdown:
-        write_atomically(arguments.markdown, text.encode())
-    if arguments.json:
-        plain = {
-            "workers": WORKERS,
-            "assumed": {model: assumed._asdict() for model, assumed in ASSUMED.items()},
-            "schedules": [row._asdict() for row in rows],
-            "layer_fusion": [row._asdict() for row in fused],
-        }
-        write_atomically(arguments.json, f"{json.dumps(plain, indent=1)}\n".encode())
-
-
-def main() -> int:
-    """Makes the tables that the command line asks for, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", default=",".join(ASSUMED), help="comma-separated models")
-    parser.add_argument("--markdown", type=Path, help="also write the tables to this file")
-    parser.add_argument("--json", type=Path, help="write all figures to this file")
-    try:
-        write(parser.parse_args())
-    except (ConfigError, OSError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    print(f"{used(found)}\n\n{tables(rows)}\n{tables(fused)}")
+    return {
+        "workers": WORKERS,
+        "assumed": {model: assumed._asdict() for model, assumed in ASSUMED.items()},
+        "schedules": [row._asdict() for row in rows],
+        "layer_fusion": [row._asdict() for row in fused],
+    }

@@ -1,24 +1,26 @@
 """Measures quality and time of the count-sketch compressor, to choose its defaults.
 
-python scripts/bench_sketch.py
-python scripts/bench_sketch.py --density 0.001 --rows 3 5 --columns 2 8 --candidates 4 16
+python scripts/bench.py sketch
+python scripts/bench.py sketch --density 0.001 --rows 3 5 --columns 2 8 --candidates 4 16
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from statistics import mean
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from scripts.benchmarks.timing import interleaved, setting_of
 from spardl.communicators import Dense
 from spardl.compressors.count_sketch import CountSketch, Sketch
+from spardl.diagnostics.commands.timeline import markdown
 from spardl.protocol.programs import Context, Program, State, Worker
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.flat import FlatGradient, write
@@ -104,58 +106,46 @@ def recovered(compressor: CountSketch, vector: Tensor, step: int) -> float:
     return float(found.values.abs().sum() / best.abs().sum())
 
 
-def print_quality(arguments: argparse.Namespace) -> None:
-    """Prints a table of the cost and the recovered share of each shape."""
+def quality(arguments: argparse.Namespace) -> dict[str, list[list[str]]]:
+    """Returns the table of the cost and the recovered share of each shape."""
     sources = vectors(arguments.density, arguments.steps)
-    print(f"density {arguments.density:g}; recovered mass at steps {arguments.steps}, mean (lowest)\n")
-    print("| rows | columns / k | candidates / k | words / dense | " + " | ".join(sources) + " |")
-    print("|---|---|---|---|" + "---|" * len(sources))
+    found = [["rows", "columns / k", "candidates / k", "words / dense", *sources]]
     for rows, columns, candidates in itertools.product(arguments.rows, arguments.columns, arguments.candidates):
         share = arguments.density * (rows * columns + candidates)
         if share >= 1:
             continue
         compressor = CountSketch(density=arguments.density, rows=rows, columns_per_entry=columns, candidates=candidates)
-        shares = [[recovered(compressor, v, step) for step, v in enumerate(found)] for found in sources.values()]
+        shares = [[recovered(compressor, v, step) for step, v in enumerate(each)] for each in sources.values()]
         cells = [f"{mean(each):.1%} ({min(each):.1%})" for each in shares]
-        print(f"| {rows} | {columns:g} | {candidates:g} | {share:.1%} | " + " | ".join(cells) + " |", flush=True)
+        found.append([str(rows), f"{columns:g}", f"{candidates:g}", f"{share:.1%}", *cells])
+    return {f"density {arguments.density:g}; recovered mass at steps {arguments.steps}, mean (lowest)": found}
 
 
-def print_speed(arguments: argparse.Namespace) -> None:
-    """Prints the milliseconds to insert into a table and to query it, on one thread."""
-    torch.set_num_threads(1)
-    print("\n| entries | rows | insert, ms | query, ms |\n|---|---|---|---|")
+def speed(arguments: argparse.Namespace) -> dict[str, list[list[str]]]:
+    """Returns the table of the milliseconds to insert into a table and to query it."""
+    found = [["entries", "rows", "insert, ms", "query, ms"]]
     for length, rows in itertools.product(arguments.lengths, arguments.rows):
         k = round(arguments.density * length)
         sketch = Sketch(rows, round(arguments.columns[-1] * k), seed=0)
         vector = _student(length, 3, torch.Generator().manual_seed(0))
-        table, inserting = _timed(lambda: sketch.insert(vector))  # noqa: B023
-        _, querying = _timed(lambda: sketch.largest(table, 0, length, round(arguments.candidates[-1] * k)))  # noqa: B023
-        print(f"| {length} | {rows} | {inserting:.1f} | {querying:.1f} |", flush=True)
+        table, count = sketch.insert(vector), round(arguments.candidates[-1] * k)
+        works = {"insert": partial(sketch.insert, vector), "query": partial(sketch.largest, table, 0, length, count)}
+        seconds = interleaved(works, 5).values()
+        found.append([str(length), str(rows), *(f"{1000 * min(each):.1f}" for each in seconds)])
+    return {"milliseconds, least of five": found}
 
 
-def _timed(work: Callable[[], T]) -> tuple[T, float]:
-    """Returns the result, and the milliseconds of the fastest of a few runs."""
-    seconds = []
-    for _ in range(5):
-        started = time.perf_counter()
-        result = work()
-        seconds.append(time.perf_counter() - started)
-    return result, 1000 * min(seconds)
-
-
-def main() -> None:
-    """Reads the shapes on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--density", type=float, default=0.01)
     parser.add_argument("--rows", type=int, nargs="+", default=[1, 3, 5])
     parser.add_argument("--columns", type=float, nargs="+", default=[2, 4], help="columns per sent entry")
     parser.add_argument("--candidates", type=float, nargs="+", default=[2, 6, 8], help="candidates per sent entry")
     parser.add_argument("--steps", type=int, nargs="+", default=[5, 50, 110], help="training steps to examine")
     parser.add_argument("--lengths", type=int, nargs="+", default=[270_000, 14_700_000], help="vector lengths to time")
-    arguments = parser.parse_args()
-    print_quality(arguments)
-    print_speed(arguments)
 
 
-if __name__ == "__main__":
-    main()
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
+    cases = {**quality(arguments), **speed(arguments)}
+    for title, rows in cases.items():
+        print(f"{title}\n\n{markdown(rows)}\n")
+    return {"setting": setting_of(arguments), "cases": cases}

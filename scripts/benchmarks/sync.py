@@ -1,7 +1,7 @@
 """Measures the time of whole synchronizations over gloo, compared with torch and with the physical bound.
 
-torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 4 scripts/bench_sync.py
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_sync.py --gbit 1
+torchrun --standalone --local-addr 127.0.0.1 --nproc-per-node 4 scripts/bench.py sync
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py sync --gbit 1
 
 Each candidate replaces the gradient of every worker by the average over all workers, in place. Ours adds it to the
 residual, selects, communicates, updates the residual and writes the sparse average over the gradient, in the steady
@@ -19,7 +19,6 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -32,11 +31,10 @@ from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks, powerSGD_hook
 
 from scripts import choices
-from scripts.benchmarks.timing import Row, add_options, complain, measured_network, positive, table, write_json
-from spardl.basics.errors import SpardlError
+from scripts.benchmarks.timing import Row, add_repetitions, content, measured_network, positive, table
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.ledger import Ledger
-from spardl.clusters.workers.processes import exit_now
+from spardl.diagnostics.commands.timeline import markdown
 from spardl.diagnostics.timeline.model import Work
 from spardl.method.method import Method
 from spardl.protocol.programs import Exchange, Phase, Program, Receive, Send
@@ -231,12 +229,6 @@ HEADER = ["", "rounds", "bytes", "bytes/entry", *(phase.value for phase in PHASE
 HEADER += ["alone", "latency", "bytes at the bandwidth", "bound", "alone / bound", "messages, predicted", "predicted"]
 
 
-def written(line: Sequence[str | float]) -> str:
-    """Formats a row in Markdown."""
-    cells = (f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in line)
-    return f"| {' | '.join(cells)} |"
-
-
 def build(name: str, wire: str, density: float) -> Method:
     """Makes a method, with the given density if it has this option.
 
@@ -257,31 +249,26 @@ def gradients_of(rank: int, length: int) -> list[Tensor]:
     return [common + 0.5 * torch.randn(length, generator=noise) for _ in range(2)]
 
 
-def main() -> int:
-    """Runs as one worker, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+WORKERS = True
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the gradient (n)")
     parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")
     parser.add_argument("--methods", default="spardl", help="comma-separated choices of compressor=")
     parser.add_argument("--wires", default="exact,bfloat16", help="comma-separated choices of wire=")
     parser.add_argument("--settle", type=positive, default=60, help="steps before the first timed one")
     parser.add_argument("--gbit", type=float, help="bandwidth of a link, for the bound")
-    add_options(parser)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
-    if "RANK" not in os.environ:
-        return complain("no RANK in the environment; start this with torchrun, or with scripts/netlab.py run")
+    add_repetitions(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any] | None:
+    pairs = [(name, wire) for name in arguments.methods.split(",") for wire in arguments.wires.split(",")]
+    with choices.composing():
+        methods = {f"{name}, {wire}": build(name, wire, arguments.density) for name, wire in pairs}
     dist.init_process_group("gloo")
     cluster = ProcessGroupCluster(timeout=120)
-    try:
-        with choices.composing():
-            pairs = [(name, wire) for name in arguments.methods.split(",") for wire in arguments.wires.split(",")]
-            ours = {
-                f"{name}, {wire}": Ours(build(name, wire, arguments.density), cluster, arguments.entries)
-                for name, wire in pairs
-            }
-    except SpardlError as error:
-        return complain(error)
+    ours = {name: Ours(method, cluster, arguments.entries) for name, method in methods.items()}
     gradients = gradients_of(dist.get_rank(), arguments.entries)
     for step in range(arguments.settle):
         for method in ours.values():
@@ -289,15 +276,10 @@ def main() -> int:
     seconds = measure({**torchs(arguments.entries), **ours}, gradients, arguments.repetitions + 1)
     found = [Row(name, each[1:], {}) for name, each in seconds.items()]
     lines = breakdown(ours, cluster, gradients[0], arguments.gbit, arguments.repetitions)
-    if cluster.leads:
-        title = f"n = {arguments.entries:,}, density {arguments.density:g}, P = {cluster.size}"
-        print(f"{title}\n{table(found, DENSE)}\n")
-        shown: list[Sequence[str | float]] = [HEADER, ["---"] * len(HEADER), *lines]
-        print("\n".join(map(written, shown)), flush=True)
-        write_json(arguments.json, {title: found}, {**vars(arguments), "breakdown": [HEADER, *lines]})
     cluster.close()
-    return 0
-
-
-if __name__ == "__main__":
-    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    if not cluster.leads:
+        return None
+    title = f"n = {arguments.entries:,}, density {arguments.density:g}, P = {cluster.size}"
+    cells = [[f"{cell:.2f}" if isinstance(cell, float) else str(cell) for cell in line] for line in lines]
+    print(f"{title}\n{table(found, DENSE)}\n\n{markdown([HEADER, *cells])}", flush=True)
+    return content({title: found}, arguments, breakdown=[HEADER, *lines])

@@ -1,7 +1,7 @@
 """Measures the time to encode and decode sparse vectors, compared with the transfer time of the saved bytes.
 
-python scripts/bench_packing.py
-python scripts/bench_packing.py --entries 14700000 --densities 0.01 0.001 --types float32 bfloat16 --json packing.json
+python scripts/bench.py packing
+python scripts/bench.py packing --entries 14700000 --densities 0.01 0.001 --types float32 bfloat16 --json packing.json
 
 "compiled" and "portable" are the two paths of spardl.vector.packing. "plain" is the format of published codes: indices
 as int32 and values as float32, 8 bytes per entry. "copy" is the floor: every entry in memory is read and written
@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from scripts.benchmarks.timing import PATHS, Row, add_options, interleaved, on_path, positive, rows, table, write_json
+from scripts.benchmarks.timing import PATHS, Row, add_repetitions, content, interleaved, on_path, positive, rows, table
 from spardl.vector.packing import Slot, message_bytes, pack, unpack
 from spardl.vector.sparse import SparseVector
 
@@ -25,9 +26,9 @@ PLAIN_BYTES = 8
 GBIT = (1, 10)
 
 
-def random_vector(entries: int, density: float) -> SparseVector:
+def random_vector(entries: int, density: float, seed: int = 1) -> SparseVector:
     """Values as in a gradient, at places drawn independently of each other."""
-    source = torch.Generator().manual_seed(1)
+    source = torch.Generator().manual_seed(seed)
     indices = (torch.rand(entries, generator=source) < density).nonzero().squeeze(1)
     return SparseVector(indices, torch.randn(indices.numel(), generator=source), entries)
 
@@ -79,15 +80,14 @@ def verdict(found: list[Row], dtype: torch.dtype) -> str:
     )
 
 
-def main() -> None:
-    """Reads what to measure on the command line."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the dense vector")
     parser.add_argument("--densities", type=float, nargs="+", default=[0.1, 0.01, 0.001])
     parser.add_argument("--types", choices=TYPES, nargs="+", default=["float32", "bfloat16"], help="types on the wire")
-    add_options(parser)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    add_repetitions(parser)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     cases = {}
     for density in arguments.densities:
         vector = random_vector(arguments.entries, density)
@@ -96,8 +96,4 @@ def main() -> None:
             cases[title] = measure(vector, TYPES[name], arguments.repetitions)
             print(f"{title}: {len(vector)} sent\n\n{table(cases[title], 'copy')}\n", flush=True)
             print(f"{verdict(cases[title], TYPES[name])}\n", flush=True)
-    write_json(arguments.json, cases, vars(arguments))
-
-
-if __name__ == "__main__":
-    main()
+    return content(cases, arguments)

@@ -1,13 +1,13 @@
 r"""Trains a model with one method of averaging gradients, and records its metric over wall-clock time.
 
-python scripts/netlab.py run --workers 4 --gbit 0.1 -- python scripts/bench_accuracy.py --case ddp --steps 240 \
+python scripts/netlab.py run --workers 4 --gbit 0.1 -- python scripts/bench.py accuracy --case ddp --steps 240 \
     --train model=lstm_imdb,dataset=synthetic_imdb,dataset.vocab_size=20001,optimizer=adamw,training.batch_size=8
 
 Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The exhibit
 spardl.time_to_accuracy of scripts/reproduce.py runs it with every method over links of several bandwidths.
 
-The training loop uses torch's DDP, as in bench_hooks.py: zero_grad, forward, backward, step. A case is one of those of
-bench_hooks.py, such as spardl.topka,density=0.01; optimizer=True passes the optimizer to our hook (attach(...,
+The training loop uses torch's DDP, as in bench.py hooks: zero_grad, forward, backward, step. A case is one of those of
+bench.py hooks, such as spardl.topka,density=0.01; optimizer=True passes the optimizer to our hook (attach(...,
 optimizer=)), and recipe=published selects the published form of the method. The learning rate follows the schedule of
 --train over --steps.
 
@@ -19,23 +19,17 @@ GLOO_SOCKET_IFNAME during this time, averaged over the workers: counted by the k
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import os
 from collections.abc import Mapping
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
-import torch
 import torch.distributed as dist
 
 from scripts.benchmarks.ddp_hooks import TIMEOUT, moves_optimizer
 from scripts.benchmarks.plain_loop import PlainLoop, of_all, planned
-from scripts.benchmarks.timing import complain, positive
-from spardl.basics.errors import ConfigError, SpardlError
-from spardl.basics.files import write_atomically
-from spardl.clusters.workers.processes import exit_now
+from scripts.benchmarks.timing import positive
 from spardl.protocol.programs import Worker
 from trainer.learner import Plan
 
@@ -123,46 +117,25 @@ def shown(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def act(arguments: argparse.Namespace) -> None:
-    """Trains as one worker; the first worker prints the results.
+WORKERS = True
 
-    Raises:
-        ConfigError: If a case or a choice of train.py does not exist, or this process is not a worker.
-        DataError: If the data are missing.
-        OSError: If the file cannot be written.
-    """
-    if "RANK" not in os.environ:
-        raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
-    if arguments.json and not arguments.json.parent.is_dir():
-        raise ConfigError(f"--json {arguments.json}: create the folder {arguments.json.parent} first")
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--train", required=True, help="comma-separated choices of train.py")
+    parser.add_argument("--case", required=True, help="way to average, as in bench.py hooks")
+    parser.add_argument("--seed", type=positive, default=1, help="seed of weights, order and dropout")
+    parser.add_argument("--steps", type=positive, required=True, help="training steps")
+    parser.add_argument("--every", type=positive, default=20, help="steps between two tests")
+    parser.add_argument("--gbit", type=float, help="bandwidth of the links in Gbit/s, only written to the file")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any] | None:
     moves_optimizer(arguments.case)
     plan = planned(arguments.train)
     dist.init_process_group("gloo", timeout=timedelta(seconds=TIMEOUT))
     tests = trained(plan, arguments.case, arguments.seed, arguments.steps, arguments.every)
     found = summary(plan, arguments, tests)
-    if dist.get_rank() == 0:
-        print(shown(found))
-        if arguments.json:
-            write_atomically(arguments.json, f"{json.dumps(found, indent=1)}\n".encode())
-
-
-def main() -> int:
-    """Runs the command line, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", required=True, help="comma-separated choices of train.py")
-    parser.add_argument("--case", required=True, help="way to average, as in bench_hooks.py")
-    parser.add_argument("--seed", type=positive, default=1, help="seed of weights, order and dropout")
-    parser.add_argument("--steps", type=positive, required=True, help="training steps")
-    parser.add_argument("--every", type=positive, default=20, help="steps between two tests")
-    parser.add_argument("--gbit", type=float, help="bandwidth of the links in Gbit/s, only written to the file")
-    parser.add_argument("--json", type=Path, help="file for all figures")
-    torch.set_num_threads(1)
-    try:
-        act(parser.parse_args())
-    except (SpardlError, OSError) as error:
-        return complain(error)
-    return 0
-
-
-if __name__ == "__main__":
-    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    if dist.get_rank():
+        return None
+    print(shown(found))
+    return found

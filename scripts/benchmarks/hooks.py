@@ -1,10 +1,8 @@
 """Measures step time, bytes and loss of one model with the DDP hooks of torch and of spardl.
 
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench_hooks.py --json hooks.json
-python scripts/bench_hooks.py --read docs/results/torch-hooks.json --write docs/tables/torch-hooks.md
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py hooks --json hooks.json
 
-Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or shows the results in
-the file of --read.
+Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT.
 
 Each case has its own copy of the model in its own DistributedDataParallel with the same training loop: zero_grad,
 forward, backward, step, at a constant learning rate. Only the communication hook differs. All cases start with the same
@@ -22,13 +20,10 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
-import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import timedelta
-from pathlib import Path
 from statistics import mean
 from typing import Any
 
@@ -37,11 +32,7 @@ import torch.distributed as dist
 
 from scripts.benchmarks.ddp_hooks import ALONE, DENSE, TIMEOUT, parsed
 from scripts.benchmarks.plain_loop import PlainLoop, Turn, of_all, planned
-from scripts.benchmarks.timing import Row, complain, positive, table
-from scripts.pages.marked import replace
-from spardl.basics.errors import ConfigError, SpardlError
-from spardl.basics.files import write_atomically
-from spardl.clusters.workers.processes import exit_now
+from scripts.benchmarks.timing import Row, positive, setting_of, table
 from spardl.protocol.programs import Worker
 from trainer.learner import Plan
 from trainer.report import environment
@@ -160,12 +151,20 @@ def shown(content: Mapping[str, Any]) -> str:
     return f"{content['title']}\n\n{table(rows, reference)}{made}"
 
 
-def measured(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Measures all cases as one worker.
+WORKERS = True
 
-    Raises:
-        ConfigError: If a case or a choice of train.py does not exist.
-    """
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--train", default=JOB, help="comma-separated choices of train.py")
+    parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="CASE", help="cases, which run in turns")
+    parser.add_argument("--seeds", type=positive, default=3, help="trainings per case")
+    parser.add_argument("--settle", type=positive, default=5, help="steps per training before the first turn")
+    parser.add_argument("--rounds", type=positive, default=12, help="turns per training")
+    parser.add_argument("--steps", type=positive, default=5, help="steps per turn")
+    parser.add_argument("--gbit", type=float, help="bandwidth of the links in Gbit/s, only written to the file")
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any] | None:
     for case in arguments.cases:
         parsed(case)
     plan = planned(arguments.train)
@@ -177,83 +176,9 @@ def measured(arguments: argparse.Namespace) -> dict[str, Any]:
         f"`{arguments.train}`: {entries:,} parameters, {dist.get_world_size()} workers, batches of "
         f"{plan.settings.batch_size}, {steps} steps, {arguments.seeds} seeds, torch {torch.__version__}:"
     )
-    setting = {name: value for name, value in vars(arguments).items() if not isinstance(value, Path | None)}
-    return {"title": title, "metric": plan.task.metric, "setting": setting, "made": environment(), "rows": rows}
-
-
-def read(path: Path) -> dict[str, Any]:
-    """Reads the results of an earlier run.
-
-    Raises:
-        ConfigError: If the file was not written by --json.
-        OSError: If the file cannot be read.
-    """
-    try:
-        content: dict[str, Any] = json.loads(path.read_text())
-        shown(content)
-    except (ValueError, KeyError, TypeError, IndexError) as error:
-        raise ConfigError(f"--read {path} is not a file written by --json") from error
-    return content
-
-
-def put(page: Path, content: str) -> str:
-    """Replaces the text between the marks of a page.
-
-    Raises:
-        ConfigError: If the page has no marks.
-        OSError: If the page cannot be read.
-    """
-    try:
-        return replace(page.read_text(), "hooks", content)
-    except ValueError as error:
-        raise ConfigError(
-            f"--write {page} lacks the lines <!-- hooks: REMARK --> and <!-- end of hooks -->; add them"
-        ) from error
-
-
-def act(arguments: argparse.Namespace) -> None:
-    """Measures or reads results, then prints and writes them.
-
-    Raises:
-        ConfigError: If a case or a choice of train.py does not exist, or this process is not a worker.
-        OSError: If a file cannot be read or written.
-    """
-    if arguments.read is None and "RANK" not in os.environ:
-        raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
-    if arguments.json and not arguments.json.parent.is_dir():
-        raise ConfigError(f"--json {arguments.json}: create the folder {arguments.json.parent} first")
-    if arguments.write:
-        put(arguments.write, "")  # fail before the measurement, which takes minutes
-    content = read(arguments.read) if arguments.read else measured(arguments)
-    if os.environ.get("RANK", "0") != "0":
-        return
-    print(shown(content))
-    if arguments.json:
-        write_atomically(arguments.json, f"{json.dumps(content, indent=1)}\n".encode())
-    if arguments.write:
-        write_atomically(arguments.write, put(arguments.write, f"\n{shown(content)}\n").encode())
-
-
-def main() -> int:
-    """Runs the command line, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--train", default=JOB, help="comma-separated choices of train.py")
-    parser.add_argument("--cases", nargs="+", default=list(CASES), metavar="CASE", help="cases, which run in turns")
-    parser.add_argument("--seeds", type=positive, default=3, help="trainings per case")
-    parser.add_argument("--settle", type=positive, default=5, help="steps per training before the first turn")
-    parser.add_argument("--rounds", type=positive, default=12, help="turns per training")
-    parser.add_argument("--steps", type=positive, default=5, help="steps per turn")
-    parser.add_argument("--gbit", type=float, help="bandwidth of the links in Gbit/s, only written to the file")
-    parser.add_argument("--read", type=Path, help="file of an earlier run to show, instead of measuring")
-    parser.add_argument("--json", type=Path, help="file for all figures")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the table between the marks of a page")
-    torch.set_num_threads(1)
-    try:
-        act(parser.parse_args())
-    except (SpardlError, OSError) as error:
-        return complain(error)
-    return 0
-
-
-if __name__ == "__main__":
-    exit_now(main())  # torch may abort at interpreter shutdown if one of its threads is still running
+    setting, made = setting_of(arguments), environment()
+    found = {"title": title, "metric": plan.task.metric, "setting": setting, "made": made, "rows": rows}
+    if dist.get_rank():
+        return None
+    print(shown(found))
+    return found

@@ -1,8 +1,8 @@
 """Measures time and memory of a SparDL synchronization with many simulated workers in one process.
 
-python scripts/bench_simulated.py --workers 16,64,256 --entries 1000000
-python scripts/bench_simulated.py --workers 256 --entries 1000000 --settle 5
-python scripts/bench_simulated.py --workers 1024 --entries 100000
+python scripts/bench.py simulated --workers 16,64,256 --entries 1000000
+python scripts/bench.py simulated --workers 256 --entries 1000000 --settle 5
+python scripts/bench.py simulated --workers 1024 --entries 100000
 
 Seconds are those of all workers together on one core. Memory is the peak of the process: libraries, residuals and
 gradients of all workers, and messages in flight.
@@ -12,13 +12,13 @@ from __future__ import annotations
 
 import argparse
 import resource
-import sys
 import time
 from statistics import median
+from typing import Any
 
 import torch
 
-from scripts.benchmarks.timing import Row, add_options, positive, table, write_json
+from scripts.benchmarks.timing import Row, add_repetitions, content, positive, table
 from spardl.clusters import Network, SimulatedCluster
 from spardl.communicators import SparDL
 from spardl.compressors import TopK
@@ -52,22 +52,16 @@ def measured(workers: int, arguments: argparse.Namespace) -> Row:
     return Row(f"{workers} workers, {arguments.entries:,} entries", seconds, figures)
 
 
-def main() -> int:
-    """Prints one table, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", default="16,64,256", help="comma-separated numbers of workers, increasing")
     parser.add_argument("--entries", type=positive, default=1_000_000, help="length of the gradient (n)")
     parser.add_argument("--density", type=float, default=0.01, help="density (k / n)")
     parser.add_argument("--settle", type=positive, default=1, help="steps before the first timed one")
-    add_options(parser, repetitions=5)
-    arguments = parser.parse_args()
-    torch.set_num_threads(arguments.threads)
+    add_repetitions(parser, 5)
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     found = [measured(workers, arguments) for workers in map(positive, arguments.workers.split(","))]
     title = f"SparDL at {arguments.density:.2%}, all workers in one process"
     print(f"{title}\n{table(found, found[0].name)}")
-    write_json(arguments.json, {title: found}, vars(arguments))
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return content({title: found}, arguments)

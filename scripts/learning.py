@@ -1,4 +1,4 @@
-"""Measures the learning cost of compression: trains the rows of the tables in scripts/evidence/learning.yaml.
+"""Measures the learning cost of compression: trains the rows of the tables in scripts/learning.yaml.
 
 python scripts/learning.py                          print the tables and the number of missing runs
 python scripts/learning.py --run --jobs 2           train missing runs; an interrupted command continues
@@ -17,13 +17,16 @@ import argparse
 import math
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as with_changes
 from pathlib import Path
 from statistics import mean
+from typing import Any, NamedTuple
 
 import torch
+from omegaconf import OmegaConf
 
 from scripts import choices
-from scripts.evidence.plans import ALONE, DENSE, Line, Task, excerpts_in, tasks_in
 from scripts.exhibits.jobs import Job, Training
 from scripts.exhibits.measures import spread
 from scripts.exhibits.records import Record, Records, on_record, record, unshippable
@@ -33,7 +36,177 @@ from scripts.pages.marked import replace, without_missing
 from spardl.basics.errors import ConfigError, SpardlError
 from trainer.report import environment
 
-__all__ = ["summary_of", "table_of"]
+__all__ = ["Comparison", "Line", "Task", "excerpts_in", "summary_of", "table_of", "tasks_in"]
+
+# The rows that all others are measured by: the ceiling and the floor.
+DENSE, ALONE = "dense", "alone"
+# A first seed that happens to bear a high rate is no ground to judge a reference or a rival by.
+_TUNED = frozenset({DENSE, ALONE, "published", "powersgd"})
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row of a table.
+
+    Attributes:
+        name: Name of the row.
+        words: Arguments of train.py.
+        rates: Learning rates to choose from.
+    """
+
+    name: str
+    words: tuple[str, ...]
+    rates: tuple[float, ...]
+
+
+class Comparison(NamedTuple):
+    """Comparison of a method with and without a local update (momentum before compression).
+
+    Attributes:
+        density: Density of both rows, as text.
+        without: Name of the row whose optimizer keeps its state; ``None`` if that was not trained.
+        moved: Name of the row with a local update.
+    """
+
+    density: str
+    without: str | None
+    moved: str
+
+
+@dataclass(frozen=True)
+class Task:
+    """A task with its table of trainings.
+
+    Attributes:
+        name: Name of the task.
+        title: Title for readers.
+        words: Arguments of train.py that all rows share.
+        metric: Metric to compare.
+        lower: Whether lower values of the metric are better.
+        seeds: Seeds of the runs; see ``choosing``.
+        lines: Rows of the table.
+        compared: Comparisons in the summary of all tasks.
+    """
+
+    name: str
+    title: str
+    words: tuple[str, ...]
+    metric: str
+    lower: bool
+    seeds: tuple[int, ...]
+    lines: tuple[Line, ...]
+    compared: tuple[Comparison, ...] = ()
+
+    def cut(self, seeds: int | None) -> Task:
+        """Returns the task with only its first seeds.
+
+        Raises:
+            ConfigError: If the number of seeds is below one.
+        """
+        if seeds is not None and seeds < 1:
+            raise ConfigError(f"a table needs at least one seed, got {seeds}")
+        return with_changes(self, seeds=self.seeds[:seeds])
+
+    def training(self, line: Line, rate: float, seed: int) -> Training:
+        """Returns the training of a row with a learning rate and a seed."""
+        return Training((*self.words, *line.words, f"optimizer.lr={rate:g}", f"seed={seed}"))
+
+    def choosing(self, line: Line) -> tuple[int, ...]:
+        """Seeds that determine the learning rate of a row: all for references and rivals, otherwise the first."""
+        return self.seeds if line.name in _TUNED else self.seeds[:1]
+
+    def first(self) -> list[Training]:
+        """Runs that determine the learning rates."""
+        pairs = ((line, seed) for line in self.lines for seed in self.choosing(line))
+        return [self.training(line, rate, seed) for line, seed in pairs for rate in line.rates]
+
+    def rest(self, records: Records) -> list[Training]:
+        """Runs of the other seeds with the best learning rates in ``records``."""
+        chosen = [(line, self.rate(line, records)) for line in self.lines]
+        return [
+            self.training(line, rate, seed)
+            for line, rate in chosen
+            if rate is not None
+            for seed in self.seeds
+            if seed not in self.choosing(line)
+        ]
+
+    def rate(self, line: Line, records: Records) -> float | None:
+        """Returns the best learning rate of a row, by the selection seeds with records of all rates."""
+        found = {
+            (rate, seed): records.get(self.training(line, rate, seed).command)
+            for rate in line.rates
+            for seed in self.choosing(line)
+        }
+        losses = {pair: self.loss(each) for pair, each in found.items() if each is not None}
+        seeds = [seed for seed in self.choosing(line) if all((rate, seed) in losses for rate in line.rates)]
+        return min(line.rates, key=lambda rate: sum(losses[rate, seed] for seed in seeds)) if seeds else None
+
+    def line(self, name: str) -> Line:
+        """Returns the row of this ``name``."""
+        return next(line for line in self.lines if line.name == name)
+
+    def loss(self, record: Record) -> float:
+        """Returns the metric, with a sign so that smaller is better."""
+        return record.final(self.metric) if self.lower else -record.final(self.metric)
+
+    def results(self, line: Line, records: Records) -> tuple[float, dict[int, Record]] | None:
+        """Returns the best learning rate of a row and its records by seed; ``None`` if it is not known."""
+        rate = self.rate(line, records)
+        if rate is None:
+            return None
+        found = {seed: records.get(self.training(line, rate, seed).command) for seed in self.seeds}
+        return rate, {seed: each for seed, each in found.items() if each is not None}
+
+
+def tasks_in(file: Path) -> list[Task]:
+    """Reads the tables that a file describes.
+
+    Args:
+        file: YAML: ``tasks``, each with ``title``, ``words``, ``metric``, ``lower``, ``seeds``, ``rates`` (the names of
+            rows, each with its learning rates) and ``compared`` (densities, each with the names of the rows without and
+            with a moved optimizer), and ``rows``, the words of each.
+
+    Raises:
+        ConfigError: If a task has a row that is not described, or lacks one of those that all are measured by, or that
+            it compares.
+    """
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    return [_task(name, content["rows"], **node) for name, node in content["tasks"].items()]
+
+
+def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
+    """Returns the rows that other pages show, by page and task.
+
+    Args:
+        file: File of :func:`tasks_in`, which also contains ``excerpts``.
+
+    Raises:
+        ConfigError: If a page refers to a row or table that does not exist.
+    """
+    content: Any = OmegaConf.to_container(OmegaConf.load(file))
+    found: dict[str, dict[str, Sequence[str]]] = content["excerpts"]
+    for page_name, name, rows in ((page_name, *pair) for page_name, tables in found.items() for pair in tables.items()):
+        if missing_rows := {*rows} - {*content["tasks"].get(name, {"rates": ()})["rates"]}:
+            raise ConfigError(
+                f"page {page_name} shows rows that task {name} does not have: {', '.join(sorted(missing_rows))}; add "
+                "or remove them"
+            )
+    return found
+
+
+def _task(name: str, described: Mapping[str, str], words: str, rates: Any, compared: Any, **node: Any) -> Task:
+    pairs = tuple(Comparison(density, *pair) for density, pair in compared.items())
+    needed = [DENSE, ALONE, *(row for pair in pairs for row in pair[1:] if row is not None)]
+    if lacking := [each for each in dict.fromkeys(needed) if each not in rates]:
+        raise ConfigError(f"task {name} is missing rows that its comparisons need: {', '.join(lacking)}; add them")
+    if unknown := [row for row in rates if row not in described]:
+        raise ConfigError(f"task {name} has an undefined row {unknown[0]!r}; choose from {', '.join(described)}")
+    lines = tuple(Line(row, tuple(described[row].split()), tuple(map(float, found))) for row, found in rates.items())
+    return Task(
+        name=name, words=tuple(words.split()), lines=lines, compared=pairs, **{**node, "seeds": tuple(node["seeds"])}
+    )
+
 
 _COLUMNS = ("lr", "of each seed", "gap closed", "sent / dense", "waits")
 
@@ -111,7 +284,7 @@ def _gap(name: str, losses: Mapping[str, Mapping[int, float]]) -> str:
 
 
 ROOT = Path(__file__).resolve().parents[1]
-PLANS = ROOT / "scripts" / "evidence" / "learning.yaml"
+PLANS = ROOT / "scripts" / "learning.yaml"
 PAGE = "docs/tables/learning.md"
 
 

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from scripts import bench
-from scripts.benchmarks import emulated, packing, simulated, timing
+from scripts.benchmarks import emulated, gpu, packing, simulated, timing
 from scripts.labs.first_process import tool
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.measure import measure
@@ -120,14 +120,6 @@ def test_table_and_file_have_medians_and_further_figures(tmp_path: Path) -> None
     assert written["cases"]["one"][0] == row
 
 
-@pytest.mark.slow
-def test_importing_is_measured(capsys: pytest.CaptureFixture[str]) -> None:
-    assert bench.main(["imports", "--repetitions", "1"]) == 0
-    assert re.fullmatch(
-        r"numpy, torch .* s .*\nnumpy, torch, spardl .* s .*\nbeyond torch .*\n", capsys.readouterr().out
-    )
-
-
 def test_sketches_are_measured_on_a_real_training(capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--steps", "2", "--rows", "3", "--columns", "2", "--candidates", "4", "--lengths", "1000"]
     assert bench.main(["sketch", *words]) == 0
@@ -175,6 +167,8 @@ FOLDER = "--json none/x.json: create the folder none first"
         ("link --mb 0", "--mb must be above 0, got 0"),
         ("link", "at least two workers are needed"),
         ("link --throttle x", "--throttle=x is not a network; use ethernet_1g"),
+        ("gpu --entries 5", "--entries must be at least 100, got 5"),
+        ("gpu", "--device cuda found no GPU; rehearse with --device cpu"),
         ("sync --methods nothing", "compressor=nothing does not exist"),
         (f"{ACCURACY} --case foo", HOOKS),
         (f"{ACCURACY} --case spardl.topka,optimizer=adam", "write optimizer=True or optimizer=False, not 'adam'"),
@@ -189,6 +183,7 @@ FOLDER = "--json none/x.json: create the folder none first"
 )
 def test_bad_input_is_one_line(words: str, reason: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setenv("WORLD_SIZE", "2" if "--throttle" in words else "1")
     assert bench.main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -326,3 +321,45 @@ def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
     assert all(len(row["seconds"]) == 2 for row in found)
     assert all(min(row["seconds"]) >= max(0.024, 0.9 * row["ideal"]) for row in found)
     assert done.stdout.count("\n| none | ") == 8
+
+
+def test_selections_are_exact_and_measured_by_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARDL_KERNELS", "portable")
+    rows = gpu.select(torch.device("cpu"), 1000, turns=1)
+    assert [(row["entries"], row["dtype"]) for row in rows] == [(1000, "float32"), (1000, "bfloat16")]
+    assert all(row["exact"] and min(row["select"], row["topk"], row["copy"]) > 0 for row in rows)
+
+
+def test_reads_count_as_waits_without_a_gpu() -> None:
+    values = torch.ones(3)
+    counts = gpu.counted(torch.device("cpu"), lambda: (values.sum().item(), values.max().item()))
+    assert counts == {"launches": None, "waits": 2}
+
+
+def test_a_gpu_is_judged_and_a_rehearsal_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"entries": 9, "dtype": "float32", "exact": True, "select": 3.0, "topk": 4.0, "copy": 1.0}
+    for device in ("cuda", "cpu"):
+        gpu.report_selection(gpu.judge_on(device), [row, {**row, "topk": 2.0}, {**row, "copy": 0.5}])
+    verdicts = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert verdicts == ["ok", "slow", "slow", "tried", "tried", "tried"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_every_measurement_of_a_gpu_is_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All sections but the checks of the doctor, which has its own tests."""
+    monkeypatch.setenv("SPARDL_KERNELS", "portable")
+    file = tmp_path / "found.json"
+    words = ["--device", "cpu", "--entries", "1000", "--turns", "1", "--small", "--json", str(file)]
+    assert bench.main(["gpu", *words, "--sections", "selection", "synchronization", "training"]) == 0
+    results = json.loads(file.read_text())["results"]
+    over = [f"synchronization, {workers} over gloo on cpu" for workers in ("1 worker", "2 workers")]
+    assert list(results) == ["selection", *over, "training"]
+    for section in over:
+        assert [row["method"] for row in results[section]] == list(gpu.METHODS)
+    assert all(row["bytes"] > 0 for row in results[over[1]])
+    assert [row["way"] for row in results["training"]] == list(gpu.WAYS)
+    rows = [row for found in results.values() for row in found]
+    assert capfd.readouterr().out.count("tried ") == len(rows)

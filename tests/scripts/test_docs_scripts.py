@@ -16,7 +16,6 @@ import pytest
 import spardl
 from scripts import break_even as tables
 from scripts import docs, learning
-from scripts.evidence.plans import tasks_in
 from scripts.exhibits import base
 from scripts.exhibits.measures import metric_curve, shown_interval
 from scripts.exhibits.papers.catalogue import catalogue
@@ -196,7 +195,7 @@ def test_the_readme_table_has_the_figures_of_the_records() -> None:
     text = (ROOT / "README.md").read_text()
     rows = re.findall(r"^\| (.+) \| \**([\d.]+)\** \| \**([\d.]+)%?\** \|$", text, re.MULTILINE)
     assert [name for name, _, _ in rows] == list(README_ROWS)
-    task = next(task for task in tasks_in(learning.PLANS) if task.name == "gpt_chars_long")
+    task = next(task for task in learning.tasks_in(learning.PLANS) if task.name == "gpt_chars_long")
     records = on_record(ROOT / SHIPPED / "learning.jsonl")
     for name, loss, sent in rows:
         found = task.results(task.line(README_ROWS[name]), records)
@@ -225,7 +224,7 @@ def test_the_readme_speedups_are_those_of_the_records() -> None:
     assert f"{mean(power) / mean(ours):.1f}x faster than PowerSGD" in text
 
 
-# The rows of the README's table, in order, and their names in scripts/evidence/learning.yaml.
+# The rows of the README's table, in order, and their names in scripts/learning.yaml.
 README_ROWS = {
     "dense": "dense",
     "torch PowerSGD, rank 4": "powersgd",

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 
 from scripts import choices, learning
-from scripts.evidence.plans import Comparison, Line, Task, excerpts_in, tasks_in
 from scripts.exhibits.jobs import Outcome, Training
 from scripts.exhibits.records import on_record, read_records, record
 from scripts.exhibits.tables import markdown
-from scripts.learning import summary_of, table_of
+from scripts.learning import Comparison, Line, Task, excerpts_in, summary_of, table_of, tasks_in
 from spardl.basics.errors import ConfigError, TrainingError
 from tests.support.driver import ROOT, here
 from trainer import report

@@ -1,7 +1,7 @@
 """Checks and measures the library on one GPU, in one command.
 
-python scripts/gpu_check.py --json gpu-check.json
-python scripts/gpu_check.py --device cpu --entries 20000 --sections selection synchronization
+python scripts/bench.py gpu --json gpu-check.json
+python scripts/bench.py gpu --device cpu --entries 20000 --sections selection synchronization
 
 Sections:
 
@@ -20,10 +20,9 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from statistics import median
@@ -37,6 +36,7 @@ from torch.profiler import ProfilerActivity, profile
 import spardl
 from scripts.benchmarks.selection import Steps
 from scripts.benchmarks.timing import positive
+from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 from spardl.clusters import ProcessGroupCluster
 from spardl.diagnostics.thorough.outcome import Place, plain, setting, shared
@@ -253,37 +253,7 @@ def judge_on(device: str) -> Judge:
     return judge
 
 
-def run(arguments: argparse.Namespace, place: Place, save: Callable[[str, Any], None]) -> None:
-    """Runs the wanted sections; ``save`` stores the results of each."""
-    judge = judge_on(place.device)
-    turns, sizes = arguments.turns, SMALL if arguments.small else BIG
-    if "selection" in arguments.sections:
-        measured = [shared(place, 1, partial(select, entries=n, turns=turns))[0] for n in arguments.entries]
-        rows = [row for each in measured for row in each]
-        report_selection(judge, rows)
-        save("selection", rows)
-    if "synchronization" in arguments.sections:
-        for workers in (1, 2):
-            where = setting(place, workers)
-            rows = shared(place, workers, lambda device: synchronize(device, min(arguments.entries), turns))[0]
-            report_synchronization(judge, where, rows)
-            save(f"synchronization, {where}", rows)
-    if "training" in arguments.sections:
-        rows = shared(place, 1, lambda device: train(device, sizes, turns))[0]
-        report_training(judge, rows)
-        save("training", rows)
-    if "doctor" in arguments.sections:
-        save("doctor", examine(place))
-
-
-def _complain(reason: str) -> int:
-    print(f"error: {reason}", file=sys.stderr)
-    return 2
-
-
-def main() -> int:
-    """Runs the sections, prints one line per measurement, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to check")
     sections = ("selection", "synchronization", "training", "doctor")
     parser.add_argument("--sections", nargs="+", choices=sections, default=sections, help="sections to run")
@@ -291,24 +261,41 @@ def main() -> int:
     parser.add_argument("--turns", type=positive, default=TURNS, help="timed repetitions of each measurement")
     parser.add_argument("--small", action="store_true", help="train a tiny model, for a rehearsal")
     parser.add_argument("--timeout", type=positive, default=60, help="timeout of every wait for a worker, in seconds")
-    parser.add_argument("--json", type=Path, help="file for all results")
-    arguments = parser.parse_args()
+
+
+def run(arguments: argparse.Namespace) -> dict[str, Any]:
     if min(arguments.entries) < 100:
-        return _complain(f"--entries must be at least 100, got {min(arguments.entries)}")
+        raise ConfigError(f"--entries must be at least 100, got {min(arguments.entries)}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
-        return _complain("--device cuda found no GPU; rehearse with --device cpu")
-    began, results = time.monotonic(), dict[str, Any]()
-
-    def save(name: str, found: Any) -> None:
+        raise ConfigError("--device cuda found no GPU; rehearse with --device cpu")
+    began, results, content = time.monotonic(), dict[str, Any](), dict[str, Any]()
+    for name, found in measured(arguments, Place(arguments.device, arguments.timeout, 60.0)):
         results[name] = found
+        seconds = time.monotonic() - began
+        content = {"device": arguments.device, "torch": torch.__version__, "seconds": seconds, "results": results}
+        content = plain(content)
         if arguments.json:
-            content = {"device": arguments.device, "torch": torch.__version__, "seconds": time.monotonic() - began}
-            text = json.dumps(plain({**content, "results": results}), indent=1, allow_nan=False)
-            write_atomically(arguments.json, f"{text}\n".encode())
-
-    run(arguments, Place(arguments.device, arguments.timeout, 60.0), save)
-    return 0
+            write_atomically(arguments.json, json.dumps(content, indent=1, allow_nan=False).encode())
+    return content
 
 
-if __name__ == "__main__":
-    sys.exit(main())
+def measured(arguments: argparse.Namespace, place: Place) -> Iterator[tuple[str, Any]]:
+    """Runs the wanted sections, and yields the name and the results of each."""
+    judge = judge_on(place.device)
+    turns, sizes = arguments.turns, SMALL if arguments.small else BIG
+    if "selection" in arguments.sections:
+        found = [shared(place, 1, partial(select, entries=n, turns=turns))[0] for n in arguments.entries]
+        rows = [row for each in found for row in each]
+        report_selection(judge, rows)
+        yield "selection", rows
+    for workers in (1, 2) if "synchronization" in arguments.sections else ():
+        where = setting(place, workers)
+        rows = shared(place, workers, lambda device: synchronize(device, min(arguments.entries), turns))[0]
+        report_synchronization(judge, where, rows)
+        yield f"synchronization, {where}", rows
+    if "training" in arguments.sections:
+        rows = shared(place, 1, lambda device: train(device, sizes, turns))[0]
+        report_training(judge, rows)
+        yield "training", rows
+    if "doctor" in arguments.sections:
+        yield "doctor", examine(place)

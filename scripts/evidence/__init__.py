@@ -1,1 +1,0 @@
-"""Trainings whose results are stored in the repository, and the tables made from them."""

@@ -92,18 +92,6 @@ def test_words_stay_as_typed(sweeps: Any) -> None:
     assert planned.words == ("cluster=slurm", "logger.tags=['a b', c]", "resume=auto", "hydra.mode=RUN")
 
 
-def test_a_file_of_commands(sweeps: Any, tmp_path: Path) -> None:
-    file = tmp_path / "paper-4.txt"
-    file.write_text("python train.py seed=1 logger.job_type=''\"'\"'it'\n\npython train.py seed=2\n")
-    assert sweeps.read_commands(file) == [("seed=1", "logger.job_type='it"), ("seed=2",)]
-    file.write_text("python train.py\nrm -r x\n")
-    with pytest.raises(ConfigError, match=r"line 2 of .* must begin with: python train.py"):
-        sweeps.read_commands(file)
-    file.write_bytes(bytes(range(256)))
-    with pytest.raises(ConfigError, match=r"cannot read --file .*: "):
-        sweeps.read_commands(file)
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -299,7 +287,6 @@ def _identity(*words: str) -> str:
         (("cluster.workers=0",), "cluster.workers must be an integer"),
         pytest.param(("-m", "cluster=local,slurm"), "submit them separately", marks=pytest.mark.slow),
         (("-m", "output_dir=a,b"), "different output_dir or force"),
-        (("--file", "none.txt"), "cannot read --file none.txt"),
         (("status", "--outputs", "none"), "no submissions in"),
         (("site.tme=5",), "site.tme"),
     ],

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
@@ -27,27 +25,6 @@ ENTRIES = {
 }
 
 
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Script = Callable[..., Done]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Script:
-    """Runs a script's ``main`` in this process: starting one takes seconds."""
-
-    def run(name: str, *words: object) -> Done:
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
-        code = importlib.import_module(f"scripts.{name}").main()
-        return Done(code, *capsys.readouterr())
-
-    return run
-
-
 def cells(text: str) -> list[list[str]]:
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
 
@@ -62,15 +39,15 @@ def test_the_profiles_are_of_the_published_models(name: str) -> None:
     assert 1 < profile.backward / profile.forward < 3
 
 
-def test_a_choice_of_train_is_profiled_and_predicted(script: Script, tmp_path: Path) -> None:
+def test_a_choice_of_train_is_profiled_and_predicted(program: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     words = ["--batch", 2, "--passes", 1, "--warmup", 1, "--threads", 1, "--out", path]
-    done = script("profile_model", "train:model=resnet20,dataset=digits", *words)
+    done = program("profile_model", "train:model=resnet20,dataset=digits", *words)
     assert done.code == 0, done.err
     profile = Profile.read(path)
     assert (profile.model, profile.batch, sum(profile.entries)) == ("train:model=resnet20,dataset=digits", 2, 269434)
     files = ["--picture", tmp_path / "tiny.png", "--json", tmp_path / "predictions.json"]
-    done = script("timeline", path, "--workers", 8, "--methods", "none,topka,spardl", "--compute", 0.01, *files)
+    done = program("timeline", path, "--workers", 8, "--methods", "none,topka,spardl", "--compute", 0.01, *files)
     assert done.code == 0, done.err
     header, _, *rows = cells(done.out)
     assert [row[0] for row in rows] == ["none", "topka", "spardl"]
@@ -86,9 +63,9 @@ def test_a_choice_of_train_is_profiled_and_predicted(script: Script, tmp_path: P
     assert (written["workers"], written["network"]) == (8, "1gbit")
 
 
-def test_compression_is_measured_and_used(script: Script, tmp_path: Path) -> None:
+def test_compression_is_measured_and_used(program: Any, tmp_path: Path) -> None:
     path = tmp_path / "times.json"
-    done = script("compression", "--methods", "none,spardl", "--workers", 2, "--out", path)
+    done = program("compression", "--methods", "none,spardl", "--workers", 2, "--out", path)
     assert done.code == 0, done.err
     plain = json.loads(path.read_text())
     assert plain["workers"] == 2
@@ -97,11 +74,11 @@ def test_compression_is_measured_and_used(script: Script, tmp_path: Path) -> Non
     path.write_text(json.dumps(plain))
     words = [PROFILES / "resnet50.json", "--methods", "spardl", "--schedules", "after_backward"]
     plainly, compressed = (
-        float(cells(script("timeline", *words, "--workers", 2, *more).out)[-1][1])
+        float(cells(program("timeline", *words, "--workers", 2, *more).out)[-1][1])
         for more in ([], ["--compression", path])
     )
     assert compressed == pytest.approx(plainly + 5, rel=1e-2)
-    done = script("timeline", *words, "--workers", 4, "--compression", path)
+    done = program("timeline", *words, "--workers", 4, "--compression", path)
     assert done.code == 2
     assert "was measured with 2 workers, not 4" in done.err
 
@@ -152,17 +129,17 @@ def test_the_bench_has_every_cell(capsys: pytest.CaptureFixture[str], tmp_path: 
         ),
     ],
 )
-def test_bad_input_is_one_line(script: Script, name: str, words: list[object], complaint: str) -> None:
-    done = script(name, *words)
+def test_bad_input_is_one_line(program: Any, name: str, words: list[object], complaint: str) -> None:
+    done = program(name, *words)
     assert done.code == 2
     assert complaint in done.err
     assert len(done.err.splitlines()) == 1
     assert not (ROOT / "x.json").exists()
 
 
-def test_a_missing_package_is_named(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    done = script("profile_model", "timm:inception_v4", "--out", "x.json")
+    done = program("profile_model", "timm:inception_v4", "--out", "x.json")
     assert done.code == 2
     assert done.err.endswith("; pip install timm\n")
 
@@ -178,7 +155,7 @@ def commands() -> list[list[str]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_commands_run(
-    script: Script,
+    program: Any,
     tmp_path: Path,
     words: list[str],
     capsys: pytest.CaptureFixture[str],
@@ -194,5 +171,5 @@ def test_commands_run(
         code = run(front, options[1:], "spardl")
         assert code == 0, capsys.readouterr().err
     else:
-        done = script(Path(options[1]).stem, *options[2:])
+        done = program(Path(options[1]).stem, *options[2:])
         assert done.code == 0, done.err

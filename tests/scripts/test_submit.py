@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fcntl
-import importlib
 import json
 import math
 import os
@@ -30,7 +29,8 @@ from scripts import slurm_lab as lab
 from scripts import submit as script
 from scripts.submission import here as places
 from scripts.submission import sweeps as sweeping
-from scripts.submission.site import Queued
+from scripts.submission.site import DEFAULT, Queued, Site, read_site
+from scripts.submission.standing import standing
 from scripts.submission.submissions import Entry, Submission, find_submission, new_submission, submitting
 from spardl.basics.errors import ConfigError
 from tests.support.labs import processes_with
@@ -44,10 +44,6 @@ SLURM = ROOT / "slurm"
 def sweeps() -> Iterator[Any]:
     with choices.composing():
         yield sweeping
-
-
-def room(name: str) -> Any:
-    return importlib.import_module(f"scripts.submission.{name}")
 
 
 @pytest.mark.parametrize(
@@ -113,24 +109,22 @@ def test_words_stay_as_typed(sweeps: Any) -> None:
     ],
 )
 def test_bad_settings_of_the_site(word: str, message: str) -> None:
-    site = room("site")
     with pytest.raises(ConfigError, match=re.escape(message)) as found:
-        site.read_site(site.DEFAULT, [word])
+        read_site(DEFAULT, [word])
     assert "\n" not in str(found.value)
 
 
 def test_the_sites_file_and_the_words_that_override_it(tmp_path: Path) -> None:
-    site = room("site")
-    assert site.read_site(site.DEFAULT, []) == site.Site()
+    assert read_site(DEFAULT, []) == Site()
     (tmp_path / "mine.yaml").write_text("partition: fast\ntime: 30\noptions: {constraint: a100, exclusive: true}\n")
-    found = site.read_site(tmp_path / "mine.yaml", ["site.time=90", "site.workers_per_node=8"])
+    found = read_site(tmp_path / "mine.yaml", ["site.time=90", "site.workers_per_node=8"])
     assert (found.partition, found.time, found.options) == ("fast", 90, {"constraint": "a100", "exclusive": True})
     assert [found.nodes(tasks) for tasks in (1, 8, 9, 16, 17)] == [1, 1, 2, 2, 3]
     with pytest.raises(ConfigError, match="cannot read --site"):
-        site.read_site(tmp_path / "none.yaml", [])
+        read_site(tmp_path / "none.yaml", [])
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
     with pytest.raises(ConfigError, match=r"cannot read --site .*binary\.yaml: "):
-        site.read_site(tmp_path / "binary.yaml", [])
+        read_site(tmp_path / "binary.yaml", [])
 
 
 def stand_in(folder: Path, name: str, script: str) -> None:
@@ -282,7 +276,7 @@ def test_what_waits_or_runs_is_not_submitted_again(
 
 def _identity(*words: str) -> str:
     with choices.composing():
-        identity: str = room("sweeps").plan(words).id
+        identity: str = sweeping.plan(words).id
     return identity
 
 
@@ -361,45 +355,42 @@ STANDINGS = {
 def test_how_a_run_stands(case: str, tmp_path: Path) -> None:
     summary, queued, log, wanted = STANDINGS[case]
     wanted = wanted or ("died", "step 20; JOB 7 ON n0 CANCELLED DUE TO TIME LIMIT")
-    submissions, queue = room("submissions"), room("site").Queued
-    entry = submissions.Entry(("seed=1",), "0123456789", 1, "7", "log.txt")
-    made = submissions.new_submission(tmp_path, "slurm", False, {}, [entry])
+    entry = Entry(("seed=1",), "0123456789", 1, "7", "log.txt")
+    made = new_submission(tmp_path, "slurm", False, {}, [entry])
     (made.folder / "log.txt").write_text(log)
     if summary:
         run = Run("0123456789", tmp_path / "x-0123456789")
         run.folder.mkdir()
         run.write_summary(summary)
         run.metrics_file.write_text('{"kind": "train", "step": 10}\n{"kind": "train", "step": 20}\n{"kind": "tr')
-    found = room("standing").standing(made, entry, {"7": queue[queued]} if queued else {})
+    found = standing(made, entry, {"7": Queued[queued]} if queued else {})
     assert found[:2] == wanted
     assert found.live == (queued is not None and case != "finished")
 
 
 def test_a_forced_run_is_finished_only_when_it_was_done_again(tmp_path: Path) -> None:
-    submissions = room("submissions")
     run, lock = new_run(tmp_path, "x", "0123456789")
     os.close(lock)
     run.write_summary({"status": "finished", "metric": "loss", "final": {}})
     os.utime(run.summary_file, (1, 1))
-    entry = submissions.Entry(("seed=1",), run.id, 1, "7", "log.txt")
-    made = submissions.new_submission(tmp_path, "slurm", True, {}, [entry])
-    assert room("standing").standing(made, entry, {}).state == "not begun"
+    entry = Entry(("seed=1",), run.id, 1, "7", "log.txt")
+    made = new_submission(tmp_path, "slurm", True, {}, [entry])
+    assert standing(made, entry, {}).state == "not begun"
     os.utime(run.summary_file)
-    assert room("standing").standing(made, entry, {}).state == "finished"
+    assert standing(made, entry, {}).state == "finished"
 
 
 def test_submissions_are_found_again_and_never_collide(tmp_path: Path) -> None:
-    submissions = room("submissions")
-    entry = submissions.Entry(("seed=1", "resume=auto"), "0123456789", 4)
-    made = [submissions.new_submission(tmp_path, "slurm", False, {"time": 5}, [entry]) for _ in range(12)]
+    entry = Entry(("seed=1", "resume=auto"), "0123456789", 4)
+    made = [new_submission(tmp_path, "slurm", False, {"time": 5}, [entry]) for _ in range(12)]
     assert len({one.name for one in made}) == 12
-    assert submissions.find_submission(tmp_path, None) == made[-1]
-    assert submissions.find_submission(tmp_path, made[3].name) == made[3]
+    assert find_submission(tmp_path, None) == made[-1]
+    assert find_submission(tmp_path, made[3].name) == made[3]
     with pytest.raises(ConfigError, match="submission nope does not exist"):
-        submissions.find_submission(tmp_path, "nope")
+        find_submission(tmp_path, "nope")
     (made[-1].folder / "submission.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot read record"):
-        submissions.find_submission(tmp_path, None)
+        find_submission(tmp_path, None)
 
 
 BROKEN = {
@@ -414,33 +405,31 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
 def test_a_broken_record_breaks_only_its_submission(text: str, tmp_path: Path) -> None:
-    submissions = room("submissions")
-    entry = submissions.Entry(("seed=1",), "0123456789", 1)
-    made = submissions.new_submission(tmp_path, "here", False, {}, [entry])
+    entry = Entry(("seed=1",), "0123456789", 1)
+    made = new_submission(tmp_path, "here", False, {}, [entry])
     older, newer = (made.folder.with_name(name) for name in ("20200101-000000", "29990101-000000"))
     older.mkdir()
     (older / "submission.json").write_text(text)
-    assert submissions.find_submission(tmp_path, None) == made
+    assert find_submission(tmp_path, None) == made
     with pytest.raises(ConfigError, match=f"{older.name}.*{BROKEN[text]}.*; delete its folder, or name another"):
-        submissions.find_submission(tmp_path, older.name)
+        find_submission(tmp_path, older.name)
     older.rename(newer)
     with pytest.raises(ConfigError, match=f"{newer.name}.*{BROKEN[text]}"):  # an older one is not what is meant
-        submissions.find_submission(tmp_path, None)
-    assert submissions.find_submission(tmp_path, made.name) == made
+        find_submission(tmp_path, None)
+    assert find_submission(tmp_path, made.name) == made
 
 
 @pytest.mark.parametrize(
     "text", ["[]", '{"status": "finished"}', '{"status": []}', '{"status": "finished", "final": 5}']
 )
 def test_a_broken_summary_breaks_no_table(text: str, tmp_path: Path) -> None:
-    submissions = room("submissions")
-    entry = submissions.Entry(("seed=1",), "0123456789", 1, "1", "1.txt")
-    made = submissions.new_submission(tmp_path, "here", False, {}, [entry])
+    entry = Entry(("seed=1",), "0123456789", 1, "1", "1.txt")
+    made = new_submission(tmp_path, "here", False, {}, [entry])
     run = Run("0123456789", tmp_path / "x-0123456789")
     run.folder.mkdir()
     run.summary_file.write_text(text)
     run.metrics_file.write_text("[]}")
-    found = room("standing").standing(made, entry, {})
+    found = standing(made, entry, {})
     assert found.state in ("finished", "not begun")
     assert math.isnan(run.metric())
 

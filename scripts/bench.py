@@ -38,7 +38,8 @@ def _runs(tree: ast.Module) -> bool:
 def current(words: Sequence[str]) -> list[str]:
     """Returns a command in which ``bench.py NAME`` replaces ``bench_NAME.py``, which ids of measurements contain."""
     script, *options = words
-    return [*re.sub(r"\bbench_(\w+)\.py$", r"bench.py \1", script).split(" "), *options]
+    old = re.search(r"\bbench_(\w+)\.py$", script)
+    return [f"{script[: old.start()]}bench.py", old[1], *options] if old else [*words]
 
 
 def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:

@@ -4,7 +4,7 @@ python scripts/break_even.py
 python scripts/break_even.py --measure compressing.json
 
 Each model is predicted twice: as measured on a CPU (scripts/profiles/), and with that profile scaled to an ASSUMED GPU
-time (scripts/exhibits/kinds/gpu.py, scripts/bench_schedules.py). The time of compression on the CPU was measured once,
+time (scripts/exhibits/kinds/gpu.py, scripts/benchmarks/schedules.py). Compression on the CPU was measured once,
 with --measure, and is stored in scripts/profiles/break_even.json, so that the tables do not change from run to run.
 scripts/docs.py writes them into the page.
 """
@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import torch
 
 import spardl
-from scripts import bench_schedules
+from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_json, write_atomically

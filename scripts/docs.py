@@ -14,6 +14,7 @@ hand. A figure is drawn by --write; --check only requires that it exists.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 from collections.abc import Callable, Mapping
 from functools import cache, partial
@@ -23,7 +24,8 @@ from typing import NamedTuple, cast
 
 import torch
 
-from scripts import bench_hooks, bench_schedules, break_even, choices, learning
+from scripts import break_even, choices, learning
+from scripts.benchmarks import hooks, schedules
 from scripts.evidence.figure import figure
 from scripts.evidence.plans import overview_in
 from scripts.exhibits.base import Exhibit, Results
@@ -66,13 +68,13 @@ def _break_even_page(text: str) -> str:
 
 
 def _timeline_page(text: str) -> str:
-    for name, content in bench_schedules.sections().items():
+    for name, content in schedules.sections().items():
         text = replace(text, name, content)
     return text
 
 
 def _hooks_page(text: str) -> str:
-    shown = bench_hooks.shown(bench_hooks.read(RECORDS / "torch-hooks.json"))
+    shown = hooks.shown(json.loads((RECORDS / "torch-hooks.json").read_text()))
     return replace(text, "hooks", f"\n{shown}\n")
 
 

@@ -49,6 +49,7 @@ from scripts.labs.first_process import (
     LabError,
     attempt,
     exit_code,
+    status,
     tool,
 )
 
@@ -176,14 +177,6 @@ def labs() -> Iterator[tuple[int, int]]:
         for script, launcher in itertools.pairwise(words):
             if Path(script).name == FIRST_PROCESS.name and launcher.startswith(LAUNCHER):
                 yield int(folder.name), int(launcher.removeprefix(LAUNCHER))
-
-
-def status(process: int) -> list[str]:
-    """Fields of ``/proc/PID/stat`` after the name, starting with the state; empty if the process has ended."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return []
 
 
 def ancestors(process: int) -> Iterator[int]:

@@ -30,6 +30,8 @@ from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from scripts.labs.first_process import LabError, status
+
 PACKAGES = ("slurm-wlm", "slurmd", "slurmctld", "slurm-client", "munge")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo", "squeue", "scancel", "sbatch", "srun", "scontrol")
 MARK = "SPARDL_SLURM_LAB"  # environment variable of daemons, inherited by their children; not set for users
@@ -79,10 +81,6 @@ remove it:              python scripts/slurm_lab.py down{folder}"""
 
 def _default_folder() -> Path:
     return Path(tempfile.gettempdir()) / "spardl-slurm"
-
-
-class LabError(Exception):
-    """A lab cannot be set up or removed; the message says why and what to do."""
 
 
 @dataclass(frozen=True)
@@ -148,11 +146,11 @@ class Lab:
 
 def _marks() -> Iterator[tuple[int, str]]:
     wanted = f"{MARK}=".encode()
-    for folder in Path("/proc").glob("[0-9]*"):
+    for pid in _processes():
         with suppress(OSError):  # the process has ended, or belongs to another user
-            for item in (folder / "environ").read_bytes().split(b"\0"):
+            for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
                 if item.startswith(wanted):
-                    yield int(folder.name), item[len(wanted) :].decode(errors="replace")
+                    yield int(pid), item[len(wanted) :].decode(errors="replace")
 
 
 def up(lab: Lab, nodes: int) -> None:
@@ -321,26 +319,20 @@ def _end_jobs(lab: Lab) -> None:
         time.sleep(0.2)
 
 
-def _with_descendants(roots: list[int]) -> list[int]:
-    children: dict[int, list[int]] = {}
-    for path in Path("/proc").glob("[0-9]*/stat"):
-        with suppress(OSError):
-            parent = int(path.read_text().rpartition(")")[2].split()[1])
-            children.setdefault(parent, []).append(int(path.parent.name))
-    found, waiting = list[int](), list(roots)
-    while waiting:
-        pid = waiting.pop()
-        if pid not in found:
-            found.append(pid)
-            waiting.extend(children.get(pid, []))
+def _processes() -> list[str]:
+    return [path.name for path in Path("/proc").glob("[0-9]*")]
+
+
+def _with_descendants(roots: list[int]) -> set[int]:
+    parents = {pid: fields[1] for pid in map(int, _processes()) if (fields := status(pid))}
+    found = set(roots)
+    while more := {pid for pid, parent in parents.items() if int(parent) in found} - found:
+        found |= more
     return found
 
 
 def _lives(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except OSError:
-        return False
+    return status(pid)[:1] not in ([], ["Z"])
 
 
 def env(lab: Lab) -> None:

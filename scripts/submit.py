@@ -4,7 +4,6 @@ python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=slurm
 python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=slurm site.time=60 site.at_once=2
 python scripts/submit.py compressor=spardl cluster=slurm cluster.workers=8
 python scripts/submit.py -m compressor=spardl,oktopk seed=1,2,3 cluster=local site.at_once=2
-python scripts/submit.py --file FILE cluster=slurm
 python scripts/submit.py status|logs|cancel|resubmit [SUBMISSION] [--outputs FOLDER]
 
 Words are those of train.py; with -m they are a sweep, as in train.py -m. All runs are composed and checked before any
@@ -12,8 +11,7 @@ is submitted. Finished runs are skipped (force=true repeats them), and interrupt
 array, or one array per number of workers. A submission is a folder of output_dir/.submissions with logs.
 
 cluster=slurm, process_group and simulated are submitted to Slurm, and the command returns at once; cluster=local runs
-in the foreground, as does any cluster with --here. --file has one line 'python train.py ...' per run; words on the
-command line are added to each.
+in the foreground.
 
 Settings of the site are in slurm/site.yaml (or --site FILE); site.KEY=VALUE overrides one.
 
@@ -29,7 +27,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -67,57 +65,50 @@ def submit(arguments: argparse.Namespace) -> int:
         ConfigError: If the input is invalid; nothing is submitted then.
     """
     from scripts import choices  # noqa: PLC0415 - imports everything that training needs
-    from scripts.submission.sweeps import Planned, expand, plan, read_commands  # noqa: PLC0415
+    from scripts.submission.sweeps import Planned, expand, plan  # noqa: PLC0415
 
-    site, words = _split(arguments.words, arguments.site)
+    site = read_site(arguments.site, [word for word in arguments.words if word.startswith(SITE)])
+    words = [word for word in arguments.words if not word.startswith(SITE)]
     with choices.composing():
-        found = [line for file in arguments.file or () for line in read_commands(file)]
-        runs = [(*line, *words) for line in found] if arguments.file else expand(words, arguments.multirun)
-        planned = [plan(run) for run in runs]
+        planned = [plan(run) for run in expand(words, arguments.multirun)]
     first: Planned = planned[0]
-    place = _place(arguments.here, {run.cluster for run in planned})
+    place = _place({run.cluster for run in planned})
     if len({(run.outputs, run.force) for run in planned}) > 1:
         raise ConfigError("the runs have different output_dir or force; submit them separately")
-    kept = {run.id: run for run in planned if not _is_done(run.outputs, run.id, run.force)}
-    if len(planned) > len({run.id for run in planned}):
+    kept = {run.id: run for run in planned}
+    if len(planned) > len(kept):
         print(
             "some runs differ only in settings that do not change the result; each of these is submitted once",
             file=sys.stderr,
         )
-    if not kept:
+    done = {} if first.force else {name: finished_run(first.outputs, name) for name in kept}
+    for found_run in filter(None, done.values()):
+        print(f"skipped: {found_run.folder} is finished (force=true runs it again)", flush=True)
+    entries = [Entry(run.words, run.id, run.tasks) for run in kept.values() if not done.get(run.id)]
+    if not entries:
         print("nothing to submit")
         return 0
-    entries = [Entry(run.words, run.id, run.tasks) for run in kept.values()]
     return _hand_over(place, first.outputs, first.force, site, entries)
 
 
-def _split(words: Sequence[str], file: Path) -> tuple[Site, list[str]]:
-    site = [word for word in words if word.startswith(SITE)]
-    return read_site(file, site), [word for word in words if word not in site]
-
-
-def _place(here: bool, clusters: set[str]) -> Place:
+def _place(clusters: set[str]) -> Place:
     if LOCAL in clusters and len(clusters) > 1:
         raise ConfigError(
             f"cluster={','.join(sorted(clusters))} contains local runs and Slurm runs; submit them separately"
         )
-    place = PLACES[Here.name if here or LOCAL in clusters else Slurm.name]()
+    place = PLACES[Here.name if LOCAL in clusters else Slurm.name]()
     place.check()
     return place
-
-
-def _is_done(outputs: Path, identity: str, force: bool) -> bool:
-    done = None if force else finished_run(outputs, identity)
-    if done:
-        print(f"skipped: {done.folder} is finished (force=true runs it again)", flush=True)
-    return done is not None
 
 
 def _hand_over(place: Place, outputs: Path, force: bool, site: Site, entries: Sequence[Entry]) -> int:
     with ExitStack() as stack:
         stack.enter_context(submitting(outputs))
         live = _live(outputs, {entry.id for entry in entries})
-        entries = [entry for entry in entries if not _is_live(entry, live)]
+        for entry in entries:
+            if entry.id in live:
+                print(f"skipped: {entry.id} waits or runs in submission {live[entry.id].name}", flush=True)
+        entries = [entry for entry in entries if entry.id not in live]
         if not entries:
             print("nothing to submit")
             return 0
@@ -148,12 +139,6 @@ def _live(outputs: Path, wanted: Collection[str]) -> dict[str, Submission]:
             known = {job for job, state in queue.items() if state is not Queued.UNKNOWN}
             found |= {entry.id: submission for entry in submission.entries if entry.job in known}
     return found
-
-
-def _is_live(entry: Entry, live: Mapping[str, Submission]) -> bool:
-    if entry.id in live:
-        print(f"skipped: {entry.id} waits or runs in submission {live[entry.id].name}", flush=True)
-    return entry.id in live
 
 
 def _stand(submission: Submission, place: Place) -> list[Standing]:
@@ -202,17 +187,15 @@ def resubmit(submission: Submission, place: Place, arguments: argparse.Namespace
     """Submits runs that are neither finished nor queued."""
     found = _stand(submission, place)
     pairs = list(zip(submission.entries, found, strict=True))
-    entries = [Entry(entry.words, entry.id, entry.tasks) for entry, one in pairs if _is_left(one)]
+    entries = [
+        Entry(entry.words, entry.id, entry.tasks) for entry, one in pairs if not one.live and one.state != FINISHED
+    ]
     print(f"skipped: {len(pairs) - len(entries)} of {len(pairs)} runs, finished or queued")
     if not entries:
         return 0
     place.check()
     site = changed(submission.site, arguments.settings)
     return _hand_over(place, submission.outputs, submission.force, site, entries)
-
-
-def _is_left(one: Standing) -> bool:
-    return not one.live and one.state != FINISHED
 
 
 COMMANDS = {"status": status, "logs": logs, "cancel": cancel, "resubmit": resubmit}
@@ -247,8 +230,6 @@ def _parser() -> argparse.ArgumentParser:
         prog="submit.py", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("-m", "--multirun", action="store_true", help="treat the words as a sweep")
-    parser.add_argument("--here", action="store_true", help="run locally, whatever cluster= is")
-    parser.add_argument("--file", type=Path, action="append", help="file of commands, one per line")
     parser.add_argument("--site", type=Path, default=DEFAULT, help=f"settings of the site (default: {DEFAULT})")
     parser.add_argument("words", nargs="*", metavar="GROUP=CHOICE|KEY=VALUE|site.KEY=VALUE")
     return parser

@@ -3,34 +3,33 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
-from spardl.basics.files import write_atomically
 from spardl.clusters import Network, ProcessGroupCluster
+from spardl.diagnostics.commands.timeline import markdown
 from spardl.protocol.programs import Exchange, Program, Receive, Send, Worker
 from spardl.schedules.fusion import Linear
 
 __all__ = [
     "PATHS",
     "Row",
-    "add_options",
-    "complain",
+    "add_repetitions",
+    "content",
     "interleaved",
     "measured_network",
     "on_path",
     "positive",
     "rows",
+    "setting_of",
     "table",
-    "write_json",
 ]
 
 PATHS = ("compiled", "portable")
@@ -65,11 +64,9 @@ def positive(word: str) -> int:
     return number
 
 
-def add_options(parser: argparse.ArgumentParser, repetitions: int = 9) -> None:
-    """Adds the common options of benchmarks: --repetitions, --threads and --json."""
-    parser.add_argument("--repetitions", type=positive, default=repetitions, help="turns per candidate")
-    parser.add_argument("--threads", type=positive, default=1, help="threads of torch")
-    parser.add_argument("--json", type=Path, help="file for all figures")
+def add_repetitions(parser: argparse.ArgumentParser, default: int = 9) -> None:
+    """Adds the option --repetitions."""
+    parser.add_argument("--repetitions", type=positive, default=default, help="turns per candidate")
 
 
 def on_path(path: str, work: Callable[[], object]) -> Callable[[], object]:
@@ -135,40 +132,36 @@ def table(found: Sequence[Row], reference: str) -> str:
     """
     (base,) = (row.median for row in found if row.name == reference)
     headers = list(dict.fromkeys(header for row in found for header in row.figures))
-    lines = [["", "median ms", "least..most", f"x {reference}", *headers], ["---"] * (4 + len(headers))]
+    lines = [["", "median ms", "least..most", f"x {reference}", *headers]]
     for row in found:
         spread = f"{1000 * min(row.seconds):.3f}..{1000 * max(row.seconds):.3f}"
         cells = [row.name, f"{1000 * row.median:.3f}", spread, f"{row.median / base:.2f}"]
         lines.append([*cells, *(_cell(row.figures.get(header, "")) for header in headers)])
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    return markdown(lines)
 
 
 def _cell(figure: float | str) -> str:
     return figure if isinstance(figure, str) else f"{figure:.4g}"
 
 
-def complain(reason: object) -> int:
-    """Prints the reason why a benchmark cannot run as one line, and returns the exit code."""
-    print(f"error: {reason}", file=sys.stderr)
-    return 2
+def setting_of(arguments: argparse.Namespace) -> dict[str, object]:
+    """Returns the options of a benchmark for its file, without paths and unset options."""
+    return {name: value for name, value in vars(arguments).items() if not isinstance(value, Path | None)}
 
 
-def write_json(path: Path | None, cases: Mapping[str, Sequence[Row]], setting: Mapping[str, object]) -> None:
-    """Writes all figures to a file.
+def content(cases: Mapping[str, Sequence[Row]], arguments: argparse.Namespace, **further: object) -> dict[str, Any]:
+    """Returns the content of the file of a benchmark.
 
     Args:
-        path: Path of the file, or ``None`` to write nothing.
         cases: Rows of each table by its title.
-        setting: Arguments of the benchmark.
+        arguments: Options of the benchmark.
+        further: Further figures, stored with the options.
     """
-    if path is None:
-        return
     figures = {
         title: [{"name": row.name, "median": row.median, "seconds": list(row.seconds), **row.figures} for row in found]
         for title, found in cases.items()
     }
-    kept = {name: value for name, value in setting.items() if not isinstance(value, Path | None)}
-    write_atomically(path, json.dumps({"setting": kept, "cases": figures}, indent=1).encode())
+    return {"setting": {**setting_of(arguments), **further}, "cases": figures}
 
 
 SIZES = (1, 1 << 16, 1 << 20)  # float32 entries of a message

@@ -164,6 +164,14 @@ def exit_code(code: int) -> int:
     return 128 - code if code < 0 else code
 
 
+def status(process: int) -> list[str]:
+    """Fields of ``/proc/PID/stat`` after the name, starting with the state; empty if the process has ended."""
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return []
+
+
 def tool(name: str) -> str | None:
     """Returns the path of a program; programs of administrators are also found outside the PATH of users."""
     return shutil.which(name, path=f"{os.environ.get('PATH', os.defpath)}:/usr/sbin:/sbin")

@@ -15,6 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar, NamedTuple, TextIO
 
+from scripts.labs.first_process import status
 from scripts.submission.site import Place, Queued, Site
 from scripts.submission.standing import FINISHED, GOOD, standing
 from scripts.submission.submissions import Submission, lock_free
@@ -121,17 +122,10 @@ def _holder(path: Path) -> int | None:
 def _terminate(pid: int) -> None:
     """Sends SIGTERM to a process, or to the rest of its process group if it has died."""
     with suppress(ProcessLookupError):
-        if _has_died(pid):
+        if status(pid)[:1] in ([], ["Z"]):
             os.killpg(pid, signal.SIGTERM)
         else:
             os.kill(pid, signal.SIGTERM)
-
-
-def _has_died(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"  # a zombie
-    except FileNotFoundError:
-        return True
 
 
 @contextmanager

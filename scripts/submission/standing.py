@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -66,8 +66,7 @@ def standing(
         return Standing(FINISHED, _result(summary), False, run.folder)
     folder = run.folder if run else None
     if queued is None:
-        state, note = _GONE.get(status, _never_began)(run, summary, submission.log(entry))
-        return Standing(state, note, False, folder)
+        return Standing(*_gone(status, run, summary, submission.log(entry)), False, folder)
     if queued is Queued.UNKNOWN:
         return Standing(status or "unknown", "the queue does not answer", True, folder)
     if queued is Queued.WAITING:
@@ -108,32 +107,16 @@ def _last_step(run: Run) -> int | None:
     return None
 
 
-def _with_reason(state: str) -> Callable[[Run | None, Mapping[str, Any], Path | None], tuple[str, str]]:
-    def tell(run: Run | None, summary: Mapping[str, Any], log: Path | None) -> tuple[str, str]:
-        return state, str(summary.get("reason") or _last_error(log) or _progress(run))
-
-    return tell
-
-
-def _died(run: Run | None, summary: Mapping[str, Any], log: Path | None) -> tuple[str, str]:
-    known = [_progress(run), _last_error(log)]
-    return "died", "; ".join(filter(None, known)) or "its log has no error"
-
-
-def _never_began(run: Run | None, summary: Mapping[str, Any], log: Path | None) -> tuple[str, str]:
+def _gone(status: str, run: Run | None, summary: Mapping[str, Any], log: Path | None) -> tuple[str, str]:
+    """Returns the state and the note of a run without a job, by the status in its summary."""
+    if status in ("failed", "stopped", "interrupted"):
+        return status, str(summary.get("reason") or _last_error(log) or _progress(run))
+    if status == RUNNING:
+        return "died", "; ".join(filter(None, (_progress(run), _last_error(log)))) or "its log has no error"
     if log is None or not log.exists():
         return "not begun", "its job has left the queue"
     stops = _STOPPED.findall(_read(log))
     return ("stopped", stops[-1]) if stops else ("failed", _last_error(log) or "it ended before it began")
-
-
-# State and note of a run without a job, by the status in its summary.
-_GONE = {
-    "failed": _with_reason("failed"),
-    "stopped": _with_reason("stopped"),
-    "interrupted": _with_reason("interrupted"),
-    RUNNING: _died,
-}
 
 
 def _last_error(log: Path | None) -> str | None:

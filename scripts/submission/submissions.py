@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -177,18 +178,12 @@ def new_submission(
     """
     since = time.time()
     stamp = time.strftime("%Y%m%d-%H%M%S", time.localtime(since))
-    number = 1
-    while True:
-        folder = outputs / _FOLDER / (stamp + (f"-{number}" if number > 1 else ""))
-        try:
-            folder.mkdir(parents=True)
-            break
-        except FileExistsError as error:
-            number += 1
-            if not folder.is_dir():
-                raise _unusable(outputs, error) from None
-        except OSError as error:
-            raise _unusable(outputs, error) from error
+    names = (f"{stamp}-{number:03}" if number > 1 else stamp for number in itertools.count(1))
+    folder = next(path for path in map((outputs / _FOLDER).joinpath, names) if not path.exists())
+    try:
+        folder.mkdir(parents=True)
+    except OSError as error:
+        raise _unusable(outputs, error) from error
     made = Submission(folder, place, outputs, since, force, site, tuple(entries))
     made.write()
     return made
@@ -220,7 +215,7 @@ def find_submission(outputs: Path, name: str | None) -> Submission:
         raise ConfigError(f"submission {name} does not exist in {root}{newest}")
     # Without a name, a command must not fall back to an older submission than the newest.
     for broken, fault in faults.items():
-        if not found or _order(broken) > _order(found[-1].name):
+        if not found or broken > found[-1].name:
             raise fault
     return found[-1]
 
@@ -237,13 +232,7 @@ def all_submissions(outputs: Path) -> tuple[list[Submission], dict[str, ConfigEr
             found.append(_read(record.parent))
         except ConfigError as fault:
             faults[record.parent.name] = fault
-    return sorted(found, key=lambda one: (one.since, _order(one.name))), faults
-
-
-def _order(name: str) -> tuple[str, int]:
-    """Returns the key that sorts names from :func:`new_submission` by time."""
-    stamp, _, number = name.partition("-")[2].partition("-")
-    return f"{name.partition('-')[0]}-{stamp}", int(number) if number.isdecimal() else 1
+    return sorted(found, key=lambda one: (one.since, one.name)), faults
 
 
 def _read(folder: Path) -> Submission:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,13 +18,12 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from scripts.submission.submissions import ADDED
 from spardl.basics.errors import ConfigError
-from spardl.basics.files import RECORD_BYTES, read_text
 from trainer.build import KINDS, build_method
 from trainer.command_line import check_plugins
 from trainer.experiment import experiment_id
 from trainer.launch import Launcher, Simulated
 
-__all__ = ["Planned", "expand", "plan", "read_commands"]
+__all__ = ["Planned", "expand", "plan"]
 
 
 @dataclass(frozen=True)
@@ -126,31 +124,3 @@ def _launcher(plain: Mapping[str, Any]) -> Launcher:
 
 def _named(words: Sequence[str], key: str) -> bool:
     return any(word.lstrip("+").partition("=")[0] == key for word in words)
-
-
-def read_commands(file: Path) -> list[tuple[str, ...]]:
-    """Reads the arguments of runs from a file of lines ``python train.py ...``, as written by scripts/reproduce.py.
-
-    Raises:
-        ConfigError: If the file cannot be read, or a line has another form.
-    """
-    try:
-        lines = read_text(file, RECORD_BYTES).splitlines()
-    except OSError as error:
-        raise ConfigError(f"cannot read --file {file}: {error.strerror}") from error
-    except UnicodeError as error:
-        raise ConfigError(f"cannot read --file {file}: {error}") from error
-    found = [_words(line, f"line {number} of {file}") for number, line in enumerate(lines, 1) if line.strip()]
-    if not found:
-        raise ConfigError(f"--file {file} contains no runs; add lines 'python train.py ...'")
-    return found
-
-
-def _words(line: str, where: str) -> tuple[str, ...]:
-    try:
-        words = shlex.split(line)
-    except ValueError as error:
-        raise ConfigError(f"{where} cannot be read: {error}") from error
-    if words[:2] != ["python", "train.py"]:
-        raise ConfigError(f"{where} must begin with: python train.py")
-    return tuple(words[2:])

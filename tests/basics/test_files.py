@@ -1,4 +1,4 @@
-"""Bounded reads of regular files."""
+"""Files, and messages."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from spardl.basics.errors import ConfigError, DataError
+from spardl.basics.errors import ConfigError, DataError, first_line
 from spardl.basics.files import open_regular, read_json, read_regular, read_tail, read_text, read_yaml
 from spardl.clusters.network import parse_network
 from spardl.clusters.profile import Profile
@@ -96,3 +96,9 @@ def test_readers_of_named_files_refuse_in_one_line(kind: str, tmp_path: Path) ->
             read()
         assert "\n" not in str(caught.value)
         assert str(path) in str(caught.value)
+
+
+def test_one_line_of_any_error() -> None:
+    assert first_line(ValueError("what\nwhere")) == "what"
+    assert first_line(ValueError("\n  what  \nwhere")) == "what"
+    assert first_line(ValueError()) == first_line(ValueError(" \n")) == "ValueError"

@@ -1,16 +1,21 @@
-"""The alpha-beta model."""
+"""Networks, the ledger, and costs of a step."""
 
 from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 import yaml
 
 from spardl.basics.errors import ConfigError
-from spardl.clusters import PRESETS, Network, parse_network
+from spardl.clusters import PRESETS, Ledger, Network, parse_network
 from spardl.clusters.network import network_text
+from spardl.clusters.profile import StepCosts, break_even_gbit, gather_costs
+from spardl.protocol.programs import Exchange, Phase, Receive, Send
+from tests.trainer.toy import simulated
 
 
 def test_presets_are_ordered_by_bandwidth() -> None:
@@ -124,3 +129,48 @@ def test_without_yaml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         parse_network(str(tmp_path / "f"))
     (tmp_path / "f").write_text(network_text(Network(alpha=5e-5, gbit=2), {"workers": 4}))
     assert parse_network(str(tmp_path / "f")) == Network(alpha=5e-5, gbit=2)
+
+
+def test_counts_and_round_trip() -> None:
+    ledger = Ledger()
+    sends = [Send(1, torch.zeros(4, dtype=torch.uint8), 2), Send(2, torch.zeros(0), 0)]
+    ledger.count_exchange(Exchange(sends, [Receive(1, 3, torch.float64)]))
+    ledger.count_collective(rounds=6, elements=12, itemsize=4)
+    ledger.seconds[Phase.PACK] += 0.5
+    assert (ledger.rounds, ledger.messages, ledger.words) == (7, 7, 14)
+    assert (ledger.bytes_sent, ledger.bytes_received) == (52, 72)
+    copy = Ledger()
+    copy.load_state_dict(ledger.state_dict())
+    assert copy == ledger
+
+
+def costs(**changes: Any) -> StepCosts:
+    seconds = dict.fromkeys((phase.value for phase in Phase), 0.0)
+    beside = seconds | {Phase.MERGE.value: 0.003, Phase.COMMUNICATE.value: 1.0}
+    seconds |= {Phase.SELECT.value: 0.001, Phase.PACK.value: 0.002, Phase.MERGE.value: 0.002}
+    values = {"rounds": 1.0, "words": 1.0, "bytes_sent": 1e6, "dense_bytes": 9e6, "peak_memory": 0.0}
+    return StepCosts(seconds=seconds, overlapped=beside, **{**values, **changes})
+
+
+def test_the_break_even_bandwidth_by_hand() -> None:
+    """8 MB saved in 8 ms: a gigabyte per second, 8 Gbit/s."""
+    assert break_even_gbit(costs()) == pytest.approx(8.0)
+
+
+def test_nothing_saved() -> None:
+    assert break_even_gbit(costs(bytes_sent=9e6)) is None
+    assert break_even_gbit(costs(dense_bytes=0.0, bytes_sent=0.0)) is None
+
+
+def test_costs_are_means_over_steps_and_workers() -> None:
+    cluster = simulated(4)
+    for rank, ledger in enumerate(cluster.ledgers):
+        ledger.rounds, ledger.words, ledger.bytes_sent = 6, 100 * rank, 800 * rank
+        ledger.seconds[Phase.COMPUTE] = 2.0 * rank
+        ledger.spend(Phase.COMMUNICATE, 4.0 * rank, overlapped=True)
+    found = gather_costs(cluster, 3, torch.zeros(10))
+    assert (found.rounds, found.words, found.bytes_sent) == (2, 50, 400)
+    assert found.seconds["compute"] == 1.0
+    assert (found.seconds["communicate"], found.overlapped["communicate"]) == (0.0, 2.0)
+    assert found.dense_bytes == 2 * 40 * 3 / 4
+    assert found.peak_memory > 1e6

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from scripts import choices
+from scripts import bench, choices
 from scripts.exhibits import base, jobs, working
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims import figures as claims
@@ -301,8 +301,8 @@ def test_what_is_typed_names_the_script_and_all_words(exhibit: Any) -> None:
     given = dict(job.arguments)
     commands = [shlex.split(command) for command in job.command.split("; ")]
     for command, words in zip(commands, given["runs"], strict=True):
-        place = command.index(given["script"])
-        assert command[place + 1 :] == list(words)
+        place = command.index("scripts/bench.py")
+        assert command[place:] == bench.current([given["script"], *words])
         started = ["torchrun", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "4"]
         assert command[:place] == (started if given["workers"] else ["python"])
     assert job.command in exhibit.caption("laptop")

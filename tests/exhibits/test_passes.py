@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from scripts import bench_schedules, reproduce
+from scripts import reproduce
+from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits import base, jobs
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.catalogue import load_all

@@ -194,11 +194,11 @@ def test_every_run_can_be_typed_and_every_case_exists(scale: str) -> None:
             assert words[:2] == ["python", "scripts/netlab.py"]
             arguments = lab.netlab.parse(words[2:])
             assert arguments.workers == course.workers
-            given = dict(zip(arguments.command[2::2], arguments.command[3::2], strict=True))
+            given = dict(zip(arguments.command[3::2], arguments.command[4::2], strict=True))
             assert float(given["--gbit"]) == arguments.gbit
             assert isinstance(ddp_hooks.moves_optimizer(given["--case"]), bool)
             trained.add(given["--train"])
-            assert (ROOT / arguments.command[1]).exists()
+            assert arguments.command[1:3] == ["scripts/bench.py", "accuracy"]
         for words in trained:  # a second each
             assert choices.composed(*words.split(","))["optimizer"]["_target_"].endswith("AdamW")
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet50
 
-from scripts import bench_schedules
+from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits import base
 from scripts.exhibits import jobs as exhibit_jobs
 from scripts.exhibits.kinds import counts, gpu, updates

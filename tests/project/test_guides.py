@@ -133,7 +133,7 @@ def commands(lab: bool = False) -> list[str]:
 
 @in_a_lab
 def test_the_bench_of_the_tuning_guide() -> None:
-    (command,) = (each for each in commands(lab=True) if "bench_overlap.py" in each)
+    (command,) = (each for each in commands(lab=True) if "bench.py overlap" in each)
     quick = command.replace("resnet50", "resnet20").replace("--rounds 5", "--rounds 1").replace("0.3", "0.05")
     words = [sys.executable if word == "python" else word for word in shlex.split(quick)]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=200, check=False)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from statistics import mean
@@ -16,7 +15,6 @@ import pytest
 import spardl
 from scripts import break_even as tables
 from scripts import docs, learning
-from scripts.evidence.plans import tasks_in
 from scripts.exhibits import base
 from scripts.exhibits.measures import metric_curve, shown_interval
 from scripts.exhibits.papers.catalogue import catalogue
@@ -37,11 +35,6 @@ NAMES = "spardl/method/names.py"
 HOOKS = "docs/tables/torch-hooks.md"
 
 
-def script(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["docs.py", *words])
-    return docs.main()
-
-
 @pytest.fixture
 def tree(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Two generated files in a tree of their own."""
@@ -58,68 +51,60 @@ def _marked(name: str) -> object:
 
 
 @pytest.mark.parametrize("name", [_marked(name) for name in docs.pages()])
-def test_the_page_is_current(name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script(monkeypatch, "--check", name) == 0, capsys.readouterr().err
+def test_the_page_is_current(name: str, program: Any) -> None:
+    assert program("docs", "--check", name) == (0, "", "")
 
 
-def test_an_edited_page_is_reported_and_written_again(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_edited_page_is_reported_and_written_again(tree: Path, program: Any) -> None:
     before, edited = (tree / HOOKS).read_text(), "| 1.00 |"
     assert edited in before
     (tree / HOOKS).write_text(before.replace(edited, "| 0.50 |"))
-    assert script(monkeypatch, "--check", NAMES, HOOKS) == 1
     command = f"python scripts/docs.py --write {HOOKS}"
-    assert capsys.readouterr().err == f"error: {HOOKS} is out of date; write it with {command}\n"
+    reported = f"error: {HOOKS} is out of date; write it with {command}\n"
+    assert program("docs", "--check", NAMES, HOOKS) == (1, "", reported)
     inode = (tree / NAMES).stat().st_ino
-    assert script(monkeypatch, "--write", NAMES, HOOKS) == 0
+    assert program("docs", "--write", NAMES, HOOKS).code == 0
     assert (tree / HOOKS).read_text() == before
     assert (tree / NAMES).stat().st_ino == inode
-    assert script(monkeypatch, "--check", NAMES, HOOKS) == 0
-    assert capsys.readouterr().err == ""
+    assert program("docs", "--check", NAMES, HOOKS) == (0, "", "")
 
 
-def test_missing_files_are_reported(
-    tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_missing_files_are_reported(tree: Path, program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     figure = "docs/images/frontier.png"
     (tree / NAMES).unlink()
-    assert script(monkeypatch, "--check", NAMES, figure) == 1
-    assert [line.split("; ")[0] for line in capsys.readouterr().err.splitlines()] == [
+    done = program("docs", "--check", NAMES, figure)
+    assert done.code == 1
+    assert [line.split("; ")[0] for line in done.err.splitlines()] == [
         f"error: {NAMES} is out of date",
         f"error: {figure} does not exist",
     ]
     (tree / "docs" / "images").mkdir()
     monkeypatch.setattr(docs, "FIGURES", {figure: lambda: b"drawn"})
-    assert script(monkeypatch, "--write", NAMES, figure) == 0
+    assert program("docs", "--write", NAMES, figure).code == 0
     assert (tree / figure).read_bytes() == b"drawn"
     assert (tree / NAMES).read_text() == (ROOT / NAMES).read_text()
 
 
 @pytest.mark.parametrize(
-    ("words", "complaint"),
+    ("name", "complaint"),
     [
-        (["README.md"], "README.md is not a generated file; choose one from python scripts/docs.py --list"),
-        ([HOOKS], "a page must have one section '<!-- hooks: ... -->', got 0; add or remove one"),
+        ("README.md", "README.md is not a generated file; choose one from python scripts/docs.py --list"),
+        (HOOKS, "a page must have one section '<!-- hooks: ... -->', got 0; add or remove one"),
     ],
 )
-def test_wrong_input_is_one_line(
-    words: list[str], complaint: str, tree: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_wrong_input_is_one_line(name: str, complaint: str, tree: Path, program: Any) -> None:
     (tree / HOOKS).write_text("no marks")
-    assert script(monkeypatch, "--check", *words) == 2
-    assert capsys.readouterr().err == f"error: {complaint}\n"
+    assert program("docs", "--check", name) == (2, "", f"error: {complaint}\n")
 
 
 @pytest.mark.parametrize("words", [[], ["--write", "--check"], ["--list", "--check"]])
-def test_exactly_one_action_is_required(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_exactly_one_action_is_required(words: list[str], program: Any) -> None:
     with pytest.raises(SystemExit):
-        script(monkeypatch, *words)
+        program("docs", *words)
 
 
-def test_list_names_every_page_with_marks(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert script(monkeypatch, "--list") == 0
-    listed = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
+def test_list_names_every_page_with_marks(program: Any) -> None:
+    listed = {line.split()[0] for line in program("docs", "--list").out.splitlines()}
     pages = [*(ROOT / "docs").rglob("*.md"), ROOT / "README.md"]
     marked = {
         path.relative_to(ROOT).as_posix() for path in pages if ": written by scripts/docs.py -->" in path.read_text()
@@ -196,7 +181,7 @@ def test_the_readme_table_has_the_figures_of_the_records() -> None:
     text = (ROOT / "README.md").read_text()
     rows = re.findall(r"^\| (.+) \| \**([\d.]+)\** \| \**([\d.]+)%?\** \|$", text, re.MULTILINE)
     assert [name for name, _, _ in rows] == list(README_ROWS)
-    task = next(task for task in tasks_in(learning.PLANS) if task.name == "gpt_chars_long")
+    task = next(task for task in learning.tasks_in(learning.PLANS) if task.name == "gpt_chars_long")
     records = on_record(ROOT / SHIPPED / "learning.jsonl")
     for name, loss, sent in rows:
         found = task.results(task.line(README_ROWS[name]), records)
@@ -309,26 +294,20 @@ def test_what_a_gpu_is_assumed_to_take() -> None:
     assert tables.assumed(4)("bf16", {}) == tables.ASSUMED_CAST
 
 
-def test_measuring_gives_what_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_measuring_gives_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
     turns = iter([[3.0, 9.0, 9.0], [9.0, 4.0, 9.0], [9.0, 9.0, 6.0]] * 4)
     monkeypatch.setattr(tables, "WORKERS", (2,))
     monkeypatch.setattr(tables, "SIZES", (200, 400, 800))
     monkeypatch.setattr(tables, "measure_compression", lambda *arguments: (None, next(turns)))
     path = tmp_path / "times.json"
-    monkeypatch.setattr(sys, "argv", ["break_even.py", "--measure", str(path)])
-    assert tables.main() == 0
-    assert "2 workers, spardl: Linear(" in capsys.readouterr().out
+    assert "2 workers, spardl: Linear(" in program("break_even", "--measure", path).out
     compressing = tables.measured(path)(2)
     for name in ("bf16", "topka", "oktopk", "spardl"):
         # The least of three turns: 3, 4 and 6 s at 100, 200 and 400 entries.
         assert compressing(name, {})(1000) == pytest.approx(12.0)
 
 
-def test_tables_are_printed(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_tables_are_printed(monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
     monkeypatch.setattr(tables, "devices", lambda: ["a", "b"])
     monkeypatch.setattr(tables, "table", str.upper)
-    monkeypatch.setattr(sys, "argv", ["break_even.py"])
-    assert tables.main() == 0
-    assert capsys.readouterr().out == "A\n\nB\n"
+    assert program("break_even") == (0, "A\n\nB\n", "")

@@ -206,26 +206,20 @@ def test_the_records_are_those_of_today() -> None:
         ("--run --jobs 0", "--jobs must be at least 1, got 0"),
     ],
 )
-def test_commands_that_cannot_be(
-    words: str, complaint: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.setattr("sys.argv", ["learning.py", *words.split()])
-    assert learning.main() == 2
-    assert capsys.readouterr().err == f"error: {complaint}\n"
+def test_commands_that_cannot_be(words: str, complaint: str, program: Any) -> None:
+    assert program("learning", *words.split()) == (2, "", f"error: {complaint}\n")
 
 
-def test_a_row_of_which_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_row_of_which_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
     plan = {"rows": {"dense": "", "alone": "", "published": "compresor=none"}, "tasks": {}}
     plan["tasks"]["toy"] = {"title": "", "words": "cluster.workers=2", "metric": "loss", "lower": True, "seeds": [1]}
     plan["tasks"]["toy"] |= {"rates": {name: [1] for name in plan["rows"]}, "compared": {}}
     (tmp_path / "plan.yaml").write_text(json.dumps(plan))
     monkeypatch.setattr(learning, "PLANS", tmp_path / "plan.yaml")
     monkeypatch.setattr(learning, "unshippable", lambda _: "")
-    monkeypatch.setattr(
-        "sys.argv", ["learning.py", "--run", f"--outputs={tmp_path}", f"--records={tmp_path / RECORDS}"]
-    )
-    assert learning.main() == 2
-    (line,) = capsys.readouterr().err.splitlines()
+    done = program("learning", "--run", f"--outputs={tmp_path}", f"--records={tmp_path / RECORDS}")
+    assert done.code == 2
+    (line,) = done.err.splitlines()
     assert line.startswith("error: Could not override 'compresor'.")
 
 
@@ -247,14 +241,11 @@ def test_a_run_that_fails_keeps_no_others_from_being_trained(tmp_path: Path, mon
     assert learning.missing(TASK, on_record(tmp_path / RECORDS)) == [TASK.training(LINES[2], 0.1, 2)]
 
 
-def test_seeds_that_no_rows_share_close_no_gap(tmp_path: Path) -> None:
+def test_seeds_that_no_rows_share_close_no_gap_and_waits_are_means(tmp_path: Path) -> None:
     for line, seed in ((LINES[0], 1), (LINES[0], 2), (LINES[1], 2), (LINES[2], 2), (LINES[3], 1)):
         for rate in line.rates:
-            keep(TASK.training(line, rate, seed), tmp_path / RECORDS)
-    assert markdown(table_of(TASK, on_record(tmp_path / RECORDS))).splitlines()[-1].split(" | ")[4] == ""
-
-
-def test_what_waits_is_a_mean(tmp_path: Path) -> None:
-    for seed, age in ((1, 10.0), (2, 20.0)):
-        keep(TASK.training(LINES[3], 0.1, seed), tmp_path / RECORDS, residual_age=age)
+            keep(TASK.training(line, rate, seed), tmp_path / RECORDS, residual_age=10.0)
+    last = markdown(table_of(TASK, on_record(tmp_path / RECORDS))).splitlines()[-1]
+    assert last.split(" | ")[4] == ""
+    keep(TASK.training(LINES[3], 0.1, 2), tmp_path / RECORDS, residual_age=20.0)
     assert markdown(table_of(TASK, on_record(tmp_path / RECORDS))).splitlines()[-1].endswith("| 15 steps |")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-import sys
 from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
@@ -15,7 +14,7 @@ from hydra import compose
 from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
-from scripts import choices, complexity
+from scripts import choices
 from scripts.exhibits.jobs import Training
 from scripts.exhibits.kinds.trainings import LEFT_OUT
 from scripts.exhibits.papers.catalogue import catalogue
@@ -61,22 +60,18 @@ def test_methods_have_three_seeds_or_an_explanation() -> None:
     assert {name for name in behind if f"`{name}`" not in explained} <= {"alone"}
 
 
-def counted(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["complexity.py", *words])
-    return complexity.main()
-
-
 @pytest.mark.slow
-def test_counts_agree_with_the_formulas(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert counted(monkeypatch, "--workers", "4,7,8,14,16") == 0
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in capsys.readouterr().out.splitlines()[2:]]
+def test_counts_agree_with_the_formulas(program: Any) -> None:
+    done = program("complexity", "--workers", "4,7,8,14,16")
+    assert done.code == 0
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()[2:]]
     assert {tuple(row[:2]) for row in rows} == set(product(choices.names(), ("4", "7", "8", "14", "16")))
     assert {row[-1] for row in rows} == {""}
 
 
-def test_a_method_that_is_none(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert counted(monkeypatch, "--methods", "foo") == 2
-    assert len(capsys.readouterr().err.splitlines()) == 1
+def test_a_method_that_is_none(program: Any) -> None:
+    done = program("complexity", "--methods", "foo")
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
 
 
 LINES = (

@@ -1,16 +1,20 @@
-"""scripts/submit.py and the batch files, without Slurm: what is planned, written down, shown, and run here."""
+"""scripts/submit.py and the batch files, without Slurm: what is planned, written, shown, and run on this machine."""
 
 from __future__ import annotations
 
-import importlib
+import fcntl
 import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,12 +27,16 @@ from hydra.plugins.sweeper import Sweeper
 from scripts import choices
 from scripts import slurm_lab as lab
 from scripts import submit as script
+from scripts.submission import here as places
 from scripts.submission import sweeps as sweeping
+from scripts.submission.site import DEFAULT, Queued, Site, read_site
+from scripts.submission.standing import standing
+from scripts.submission.submissions import Entry, Submission, find_submission, new_submission, submitting
 from spardl.basics.errors import ConfigError
-from tests.support.slurms import table
+from tests.support.labs import processes_with
+from tests.support.slurms import ROOT, SMALL, table
 from trainer.runs import Run, new_run
 
-ROOT = Path(__file__).resolve().parents[2]
 SLURM = ROOT / "slurm"
 
 
@@ -36,10 +44,6 @@ SLURM = ROOT / "slurm"
 def sweeps() -> Iterator[Any]:
     with choices.composing():
         yield sweeping
-
-
-def room(name: str) -> Any:
-    return importlib.import_module(f"scripts.submission.{name}")
 
 
 @pytest.mark.parametrize(
@@ -92,18 +96,6 @@ def test_words_stay_as_typed(sweeps: Any) -> None:
     assert planned.words == ("cluster=slurm", "logger.tags=['a b', c]", "resume=auto", "hydra.mode=RUN")
 
 
-def test_a_file_of_commands(sweeps: Any, tmp_path: Path) -> None:
-    file = tmp_path / "paper-4.txt"
-    file.write_text("python train.py seed=1 logger.job_type=''\"'\"'it'\n\npython train.py seed=2\n")
-    assert sweeps.read_commands(file) == [("seed=1", "logger.job_type='it"), ("seed=2",)]
-    file.write_text("python train.py\nrm -r x\n")
-    with pytest.raises(ConfigError, match=r"line 2 of .* must begin with: python train.py"):
-        sweeps.read_commands(file)
-    file.write_bytes(bytes(range(256)))
-    with pytest.raises(ConfigError, match=r"cannot read --file .*: "):
-        sweeps.read_commands(file)
-
-
 @pytest.mark.parametrize(
     ("word", "message"),
     [
@@ -117,24 +109,22 @@ def test_a_file_of_commands(sweeps: Any, tmp_path: Path) -> None:
     ],
 )
 def test_bad_settings_of_the_site(word: str, message: str) -> None:
-    site = room("site")
     with pytest.raises(ConfigError, match=re.escape(message)) as found:
-        site.read_site(site.DEFAULT, [word])
+        read_site(DEFAULT, [word])
     assert "\n" not in str(found.value)
 
 
 def test_the_sites_file_and_the_words_that_override_it(tmp_path: Path) -> None:
-    site = room("site")
-    assert site.read_site(site.DEFAULT, []) == site.Site()
+    assert read_site(DEFAULT, []) == Site()
     (tmp_path / "mine.yaml").write_text("partition: fast\ntime: 30\noptions: {constraint: a100, exclusive: true}\n")
-    found = site.read_site(tmp_path / "mine.yaml", ["site.time=90", "site.workers_per_node=8"])
+    found = read_site(tmp_path / "mine.yaml", ["site.time=90", "site.workers_per_node=8"])
     assert (found.partition, found.time, found.options) == ("fast", 90, {"constraint": "a100", "exclusive": True})
     assert [found.nodes(tasks) for tasks in (1, 8, 9, 16, 17)] == [1, 1, 2, 2, 3]
     with pytest.raises(ConfigError, match="cannot read --site"):
-        site.read_site(tmp_path / "none.yaml", [])
+        read_site(tmp_path / "none.yaml", [])
     (tmp_path / "binary.yaml").write_bytes(bytes(range(256)))
     with pytest.raises(ConfigError, match=r"cannot read --site .*binary\.yaml: "):
-        site.read_site(tmp_path / "binary.yaml", [])
+        read_site(tmp_path / "binary.yaml", [])
 
 
 def stand_in(folder: Path, name: str, script: str) -> None:
@@ -286,7 +276,7 @@ def test_what_waits_or_runs_is_not_submitted_again(
 
 def _identity(*words: str) -> str:
     with choices.composing():
-        identity: str = room("sweeps").plan(words).id
+        identity: str = sweeping.plan(words).id
     return identity
 
 
@@ -299,7 +289,6 @@ def _identity(*words: str) -> str:
         (("cluster.workers=0",), "cluster.workers must be an integer"),
         pytest.param(("-m", "cluster=local,slurm"), "submit them separately", marks=pytest.mark.slow),
         (("-m", "output_dir=a,b"), "different output_dir or force"),
-        (("--file", "none.txt"), "cannot read --file none.txt"),
         (("status", "--outputs", "none"), "no submissions in"),
         (("site.tme=5",), "site.tme"),
     ],
@@ -366,45 +355,42 @@ STANDINGS = {
 def test_how_a_run_stands(case: str, tmp_path: Path) -> None:
     summary, queued, log, wanted = STANDINGS[case]
     wanted = wanted or ("died", "step 20; JOB 7 ON n0 CANCELLED DUE TO TIME LIMIT")
-    submissions, queue = room("submissions"), room("site").Queued
-    entry = submissions.Entry(("seed=1",), "0123456789", 1, "7", "log.txt")
-    made = submissions.new_submission(tmp_path, "slurm", False, {}, [entry])
+    entry = Entry(("seed=1",), "0123456789", 1, "7", "log.txt")
+    made = new_submission(tmp_path, "slurm", False, {}, [entry])
     (made.folder / "log.txt").write_text(log)
     if summary:
         run = Run("0123456789", tmp_path / "x-0123456789")
         run.folder.mkdir()
         run.write_summary(summary)
         run.metrics_file.write_text('{"kind": "train", "step": 10}\n{"kind": "train", "step": 20}\n{"kind": "tr')
-    found = room("standing").standing(made, entry, {"7": queue[queued]} if queued else {})
+    found = standing(made, entry, {"7": Queued[queued]} if queued else {})
     assert found[:2] == wanted
     assert found.live == (queued is not None and case != "finished")
 
 
 def test_a_forced_run_is_finished_only_when_it_was_done_again(tmp_path: Path) -> None:
-    submissions = room("submissions")
     run, lock = new_run(tmp_path, "x", "0123456789")
     os.close(lock)
     run.write_summary({"status": "finished", "metric": "loss", "final": {}})
     os.utime(run.summary_file, (1, 1))
-    entry = submissions.Entry(("seed=1",), run.id, 1, "7", "log.txt")
-    made = submissions.new_submission(tmp_path, "slurm", True, {}, [entry])
-    assert room("standing").standing(made, entry, {}).state == "not begun"
+    entry = Entry(("seed=1",), run.id, 1, "7", "log.txt")
+    made = new_submission(tmp_path, "slurm", True, {}, [entry])
+    assert standing(made, entry, {}).state == "not begun"
     os.utime(run.summary_file)
-    assert room("standing").standing(made, entry, {}).state == "finished"
+    assert standing(made, entry, {}).state == "finished"
 
 
 def test_submissions_are_found_again_and_never_collide(tmp_path: Path) -> None:
-    submissions = room("submissions")
-    entry = submissions.Entry(("seed=1", "resume=auto"), "0123456789", 4)
-    made = [submissions.new_submission(tmp_path, "slurm", False, {"time": 5}, [entry]) for _ in range(12)]
+    entry = Entry(("seed=1", "resume=auto"), "0123456789", 4)
+    made = [new_submission(tmp_path, "slurm", False, {"time": 5}, [entry]) for _ in range(12)]
     assert len({one.name for one in made}) == 12
-    assert submissions.find_submission(tmp_path, None) == made[-1]
-    assert submissions.find_submission(tmp_path, made[3].name) == made[3]
+    assert find_submission(tmp_path, None) == made[-1]
+    assert find_submission(tmp_path, made[3].name) == made[3]
     with pytest.raises(ConfigError, match="submission nope does not exist"):
-        submissions.find_submission(tmp_path, "nope")
+        find_submission(tmp_path, "nope")
     (made[-1].folder / "submission.json").write_text("{")
     with pytest.raises(ConfigError, match="cannot read record"):
-        submissions.find_submission(tmp_path, None)
+        find_submission(tmp_path, None)
 
 
 BROKEN = {
@@ -419,33 +405,31 @@ BROKEN = {
 
 @pytest.mark.parametrize("text", BROKEN, ids=range(len(BROKEN)))
 def test_a_broken_record_breaks_only_its_submission(text: str, tmp_path: Path) -> None:
-    submissions = room("submissions")
-    entry = submissions.Entry(("seed=1",), "0123456789", 1)
-    made = submissions.new_submission(tmp_path, "here", False, {}, [entry])
+    entry = Entry(("seed=1",), "0123456789", 1)
+    made = new_submission(tmp_path, "here", False, {}, [entry])
     older, newer = (made.folder.with_name(name) for name in ("20200101-000000", "29990101-000000"))
     older.mkdir()
     (older / "submission.json").write_text(text)
-    assert submissions.find_submission(tmp_path, None) == made
+    assert find_submission(tmp_path, None) == made
     with pytest.raises(ConfigError, match=f"{older.name}.*{BROKEN[text]}.*; delete its folder, or name another"):
-        submissions.find_submission(tmp_path, older.name)
+        find_submission(tmp_path, older.name)
     older.rename(newer)
     with pytest.raises(ConfigError, match=f"{newer.name}.*{BROKEN[text]}"):  # an older one is not what is meant
-        submissions.find_submission(tmp_path, None)
-    assert submissions.find_submission(tmp_path, made.name) == made
+        find_submission(tmp_path, None)
+    assert find_submission(tmp_path, made.name) == made
 
 
 @pytest.mark.parametrize(
     "text", ["[]", '{"status": "finished"}', '{"status": []}', '{"status": "finished", "final": 5}']
 )
 def test_a_broken_summary_breaks_no_table(text: str, tmp_path: Path) -> None:
-    submissions = room("submissions")
-    entry = submissions.Entry(("seed=1",), "0123456789", 1, "1", "1.txt")
-    made = submissions.new_submission(tmp_path, "here", False, {}, [entry])
+    entry = Entry(("seed=1",), "0123456789", 1, "1", "1.txt")
+    made = new_submission(tmp_path, "here", False, {}, [entry])
     run = Run("0123456789", tmp_path / "x-0123456789")
     run.folder.mkdir()
     run.summary_file.write_text(text)
     run.metrics_file.write_text("[]}")
-    found = room("standing").standing(made, entry, {})
+    found = standing(made, entry, {})
     assert found.state in ("finished", "not begun")
     assert math.isnan(run.metric())
 
@@ -515,3 +499,160 @@ def test_the_lab_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(lab.LabError, match="need root"):
         lab.up(folder, 1)
+
+
+@contextmanager
+def here(*words: str, outputs: Path, **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """A sweep in the foreground, of which nothing is left in the end."""
+    command = [sys.executable, "scripts/submit.py", *words, *SMALL, "cluster=local", f"output_dir={outputs}"]
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
+    ) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+            for pid in processes_with(str(outputs)):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+
+def later(*words: str, outputs: Path) -> str:
+    command = [sys.executable, "scripts/submit.py", *words, "--outputs", str(outputs)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200, check=True).stdout
+
+
+@pytest.mark.slow
+def test_a_sweep_here_goes_on_after_a_failure(tmp_path: Path) -> None:
+    words = ("-m", "optimizer.lr=1e30,0.01,0.02", "compressor=none", "training.max_steps=3", "cluster.workers=1")
+    with here(*words, "site.at_once=2", outputs=tmp_path) as process:
+        out, err = process.communicate(timeout=200)
+    assert (process.returncode, err) == (1, "")
+    assert re.search(r"^\[1/3\] \w{10}  optimizer.lr=1e\+30: failed: the loss is nan", out, flags=re.MULTILINE)
+    started = [match.start() for match in re.finditer(": started", out)]
+    ended = [match.start() for match in re.finditer(": (failed|finished): ", out)]
+    assert len(started) == len(ended) == 3
+    assert started[1] < ended[0] < started[2]
+    assert [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["failed", "finished", "finished"]
+    assert "error: the loss is nan" in later("logs", outputs=tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", ["terminal", "cancel"])
+def test_the_end_of_a_sweep_here_saves_what_runs(how: str, tmp_path: Path) -> None:
+    words = ("-m", "seed=1,2,3", "training.max_steps=100000", "training.epochs=100000", "cluster.workers=2")
+    with here(*words, "site.at_once=1", outputs=tmp_path, start_new_session=True) as process:
+        _until(lambda: any(path.read_text().count("\n") > 3 for path in tmp_path.glob("*/metrics.jsonl")))
+        rows = table(later("status", outputs=tmp_path))
+        assert [row[0] for row in rows.values()] == ["running", "queued", "queued"]
+        if how == "terminal":
+            os.killpg(process.pid, signal.SIGINT)
+        else:
+            assert later("cancel", outputs=tmp_path) == "cancelled: 3 of 3 runs\n"
+        out, err = process.communicate(timeout=200)
+    assert process.returncode == 130
+    assert err == "stopping: runs save a checkpoint and exit; press Ctrl-C again to end them immediately\n"
+    assert ": stopped: stopped at step " in out
+    rows = table(later("status", outputs=tmp_path))
+    assert [row[0] for row in rows.values()] == ["stopped", "not begun", "not begun"]
+    (folder,) = (path.parent for path in tmp_path.glob("*/summary.json"))
+    assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
+    assert list(folder.glob("checkpoints/step-*"))
+
+
+@pytest.mark.slow
+def test_a_run_outlives_a_killed_foreground_and_can_be_cancelled(tmp_path: Path) -> None:
+    words = ("training.max_steps=100000", "training.epochs=100000", "cluster.workers=1")
+    with here(*words, outputs=tmp_path) as process:
+        _until(lambda: any(path.read_text().count("\n") > 3 for path in tmp_path.glob("*/metrics.jsonl")))
+        process.kill()
+        process.wait(60)
+        assert [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["running"]
+        assert later("cancel", outputs=tmp_path) == "cancelled: 1 of 1 runs\n"
+        _until(lambda: [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["stopped"])
+
+
+@pytest.fixture
+def sleeper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A train.py that starts a child and sleeps; what is left of it is killed in the end."""
+    path = tmp_path / "sleeper.py"
+    path.write_text("import os, time\nos.fork()\ntime.sleep(600)\n")
+    monkeypatch.setattr(places, "TRAIN", path)
+    yield path
+    for pid in processes_with(str(path)):
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _submission(outputs: Path, *ids: str, force: bool = False) -> Submission:
+    entries = [Entry((f"seed={identity}",), identity, 1) for identity in ids]
+    return new_submission(outputs, "here", force, {"at_once": 1}, entries)
+
+
+def _killed_after_the_start(made: Submission, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
+    """Submits, and stops where a kill -9 is worst: the run exists, and nobody has noted its process id."""
+    begun: list[subprocess.Popen[bytes]] = []
+
+    def start(*arguments: Any, **options: Any) -> None:
+        begun.append(subprocess.Popen(*arguments, **options))
+        raise MemoryError
+
+    with monkeypatch.context() as patch, pytest.raises(MemoryError):
+        patch.setattr(places, "subprocess", SimpleNamespace(Popen=start, DEVNULL=subprocess.DEVNULL))
+        places.Here().submit(made)
+    return begun[0]
+
+
+@pytest.mark.parametrize("leader", ["alive", "killed"])
+def test_cancel_finds_the_run_of_a_killed_submit(
+    leader: str, sleeper: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process = _killed_after_the_start(_submission(tmp_path, "0123456789"), monkeypatch)
+    here, made = places.Here(), find_submission(tmp_path, None)
+    _until(lambda: len(processes_with(str(sleeper))) == 2)
+    assert here.queue(made) == {"1": Queued.RUNNING}
+    if leader == "killed":
+        process.kill()
+        process.wait(60)
+        assert here.queue(made) == {"1": Queued.RUNNING}
+    here.cancel(made, ["1"])
+    if leader == "killed":
+        _until(lambda: here.queue(made) == {})
+    else:
+        assert process.wait(60) == -signal.SIGTERM  # train.py itself ends its workers
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_two_submissions_train_a_run_once(
+    force: bool, sleeper: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sleeper.write_text(f"import sys\nopen({str(tmp_path / 'trained')!r}, 'a').write(sys.argv[1] + ' ')\n")
+    made = _submission(tmp_path, "a1", "b2", force=force)
+    lock = os.open(made.run_lock(made.entries[0]), os.O_CREAT | os.O_RDWR)
+    fcntl.flock(lock, fcntl.LOCK_EX)
+    run, claim = new_run(tmp_path, "x", "b2")
+    os.close(claim)
+    run.write_summary({"status": "finished", "metric": "loss", "final": {"loss": 0.5}})
+    assert places.Here().submit(made) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^\[1/2\] a1  seed=a1: skipped: another submission is running it$", out, re.MULTILINE)
+    assert re.search(r"^\[2/2\] b2  seed=b2: skipped: another submission has finished it$", out, re.MULTILINE)
+    assert not (tmp_path / "trained").exists()
+    assert places.Here().queue(find_submission(tmp_path, None)) == {"1": Queued.RUNNING}
+    os.close(lock)
+    places.Here().submit(made)
+    assert (tmp_path / "trained").read_text() == "seed=a1 "
+
+
+def test_one_process_submits_at_a_time(tmp_path: Path) -> None:
+    with submitting(tmp_path), pytest.raises(ConfigError, match="has been submitting runs"), submitting(tmp_path, 0.2):
+        pass
+    with submitting(tmp_path):
+        pass
+
+
+def _until(holds: Callable[[], Any], seconds: float = 120) -> None:
+    limit = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < limit
+        time.sleep(0.1)

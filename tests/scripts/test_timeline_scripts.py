@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import pytest
 
+from scripts import bench
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.cli import front, run
 
@@ -24,27 +23,6 @@ ENTRIES = {
     "bert_base": 110_111_042,
     "bert_large": 336_232_258,
 }
-
-
-class Done(NamedTuple):
-    code: int
-    out: str
-    err: str
-
-
-Script = Callable[..., Done]
-
-
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Script:
-    """Runs a script's ``main`` in this process: starting one takes seconds."""
-
-    def run(name: str, *words: object) -> Done:
-        monkeypatch.setattr(sys, "argv", [f"{name}.py", *map(str, words)])
-        code = importlib.import_module(f"scripts.{name}").main()
-        return Done(code, *capsys.readouterr())
-
-    return run
 
 
 def cells(text: str) -> list[list[str]]:
@@ -61,15 +39,15 @@ def test_the_profiles_are_of_the_published_models(name: str) -> None:
     assert 1 < profile.backward / profile.forward < 3
 
 
-def test_a_choice_of_train_is_profiled_and_predicted(script: Script, tmp_path: Path) -> None:
+def test_a_choice_of_train_is_profiled_and_predicted(program: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     words = ["--batch", 2, "--passes", 1, "--warmup", 1, "--threads", 1, "--out", path]
-    done = script("profile_model", "train:model=resnet20,dataset=digits", *words)
+    done = program("profile_model", "train:model=resnet20,dataset=digits", *words)
     assert done.code == 0, done.err
     profile = Profile.read(path)
     assert (profile.model, profile.batch, sum(profile.entries)) == ("train:model=resnet20,dataset=digits", 2, 269434)
     files = ["--picture", tmp_path / "tiny.png", "--json", tmp_path / "predictions.json"]
-    done = script("timeline", path, "--workers", 8, "--methods", "none,topka,spardl", "--compute", 0.01, *files)
+    done = program("timeline", path, "--workers", 8, "--methods", "none,topka,spardl", "--compute", 0.01, *files)
     assert done.code == 0, done.err
     header, _, *rows = cells(done.out)
     assert [row[0] for row in rows] == ["none", "topka", "spardl"]
@@ -85,9 +63,9 @@ def test_a_choice_of_train_is_profiled_and_predicted(script: Script, tmp_path: P
     assert (written["workers"], written["network"]) == (8, "1gbit")
 
 
-def test_compression_is_measured_and_used(script: Script, tmp_path: Path) -> None:
+def test_compression_is_measured_and_used(program: Any, tmp_path: Path) -> None:
     path = tmp_path / "times.json"
-    done = script("compression", "--methods", "none,spardl", "--workers", 2, "--out", path)
+    done = program("compression", "--methods", "none,spardl", "--workers", 2, "--out", path)
     assert done.code == 0, done.err
     plain = json.loads(path.read_text())
     assert plain["workers"] == 2
@@ -96,22 +74,19 @@ def test_compression_is_measured_and_used(script: Script, tmp_path: Path) -> Non
     path.write_text(json.dumps(plain))
     words = [PROFILES / "resnet50.json", "--methods", "spardl", "--schedules", "after_backward"]
     plainly, compressed = (
-        float(cells(script("timeline", *words, "--workers", 2, *more).out)[-1][1])
+        float(cells(program("timeline", *words, "--workers", 2, *more).out)[-1][1])
         for more in ([], ["--compression", path])
     )
     assert compressed == pytest.approx(plainly + 5, rel=1e-2)
-    done = script("timeline", *words, "--workers", 4, "--compression", path)
+    done = program("timeline", *words, "--workers", 4, "--compression", path)
     assert done.code == 2
     assert "was measured with 2 workers, not 4" in done.err
 
 
 @pytest.mark.slow
-def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
-    done = script(
-        "bench_schedules", "--models", "resnet50", "--json", tmp_path / "b.json", "--markdown", tmp_path / "b.md"
-    )
-    assert done.code == 0, done.err
-    assert (tmp_path / "b.md").read_text().strip() == done.out.strip()
+def test_the_bench_has_every_cell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert bench.main(["schedules", "--models", "resnet50", f"--json={tmp_path / 'b.json'}"]) == 0
+    assert len(cells(capsys.readouterr().out)) == 4 + 4 * 3 + 4 * 5
     plain = json.loads((tmp_path / "b.json").read_text())
     assert len(plain["schedules"]) == 2 * 2
     assert len(plain["layer_fusion"]) == 2 * 2 * 3
@@ -137,7 +112,6 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
         ("timeline", [PROFILES / "resnet50.json", "--workers", 0], "'--workers': 0 is not in the range x>=1"),
         ("timeline", [PROFILES / "resnet50.json", "--compute", -1], "got -1"),
         ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "not a file of compression times"),
-        ("bench_schedules", ["--models", "foo"], "--models foo is unknown"),
         ("compression", ["--methods", "foo", "--out", "x.json"], "compressor=foo does not exist"),
         (
             "profile_model",
@@ -155,49 +129,47 @@ def test_the_bench_has_every_cell(script: Script, tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_input_is_one_line(script: Script, name: str, words: list[object], complaint: str) -> None:
-    done = script(name, *words)
+def test_bad_input_is_one_line(program: Any, name: str, words: list[object], complaint: str) -> None:
+    done = program(name, *words)
     assert done.code == 2
     assert complaint in done.err
     assert len(done.err.splitlines()) == 1
     assert not (ROOT / "x.json").exists()
 
 
-def test_a_missing_package_is_named(script: Script, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_package_is_named(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "timm", None)
-    done = script("profile_model", "timm:inception_v4", "--out", "x.json")
+    done = program("profile_model", "timm:inception_v4", "--out", "x.json")
     assert done.code == 2
     assert done.err.endswith("; pip install timm\n")
 
 
 def commands() -> list[list[str]]:
-    """Of the page, but those that profile the large models."""
+    """Of the page, but those that profile the large models; test_bench.py runs benchmarks."""
     blocks = (ROOT / "docs" / "schedules.md").read_text().split("## The timeline model")[1].split("```sh\n")[1:]
     lines = [line.split(" #")[0] for block in blocks for line in block.split("```")[0].splitlines()]
-    large = ("profile_model", "spardl profile")
+    large = ("profile_model", "spardl profile", "bench.py")
     return [line.split() for line in lines if "train:" in line or not any(name in line for name in large)]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_commands_run(
-    script: Script,
+    program: Any,
     tmp_path: Path,
     words: list[str],
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(ROOT)
-    options = [str(tmp_path / word) if word in ("timeline.png", "bench.md", "bench.json") else word for word in words]
+    options = [str(tmp_path / word) if word == "timeline.png" else word for word in words]
     if "--out" in options:
         options[options.index("--out") + 1] = str(tmp_path / "out.json")
     if "compression.json" in words:
         options += ["--workers", "4"]
-    if "scripts/bench_schedules.py" in words:  # all models are in docs/tables/timeline.md, which has a test of its own
-        options += ["--models", "resnet50"]
     if options[0] == "spardl":
         code = run(front, options[1:], "spardl")
         assert code == 0, capsys.readouterr().err
     else:
-        done = script(Path(options[1]).stem, *options[2:])
+        done = program(Path(options[1]).stem, *options[2:])
         assert done.code == 0, done.err

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
@@ -20,10 +19,9 @@ from tests.trainer.test_loggers import wandb_records
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+@pytest.fixture(autouse=True)
+def _key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
-    return wandb_sync
 
 
 def logged(folder: Path, sent: bool = False) -> Path:
@@ -35,7 +33,7 @@ def logged(folder: Path, sent: bool = False) -> Path:
     return run
 
 
-class Program:
+class Sending:
     """Stands in for W&B's: marks what it sends, but for runs in folders named ``bad`` and ``silent``."""
 
     def __init__(self) -> None:
@@ -53,47 +51,32 @@ class Program:
         return subprocess.CompletedProcess(command, 0, "done\n", "")
 
 
-def call(script: ModuleType, monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
-    monkeypatch.setattr(sys, "argv", ["wandb_sync.py", *words])
-    code: int = script.main()
-    return code
-
-
-def test_each_run_is_sent_once(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
-    program = Program()
-    monkeypatch.setattr(subprocess, "run", program)
+def test_each_run_is_sent_once(program: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    sending = Sending()
+    monkeypatch.setattr(subprocess, "run", sending)
     new, _ = logged(tmp_path / "new"), logged(tmp_path / "old", sent=True)
-    assert call(script, monkeypatch, str(tmp_path), str(tmp_path / "new")) == 0
-    assert program.sent == [new]
-    assert capsys.readouterr().out == f"[1/1] {new}: sent\n"
-    assert call(script, monkeypatch, str(tmp_path)) == 0
-    assert program.sent == [new]
-    assert capsys.readouterr().out == "\n0 runs to send\n".lstrip()
+    assert program("wandb_sync", tmp_path, tmp_path / "new") == (0, f"[1/1] {new}: sent\n", "")
+    assert program("wandb_sync", tmp_path) == (0, "0 runs to send\n", "")
+    assert sending.sent == [new]
 
 
-def test_what_fails_is_told_and_the_rest_is_sent(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
-    monkeypatch.setattr(subprocess, "run", Program())
+def test_what_fails_is_told_and_the_rest_is_sent(program: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(subprocess, "run", Sending())
     for name in ("bad", "good", "silent"):
         logged(tmp_path / name)
-    assert call(script, monkeypatch, str(tmp_path), "--timeout=5") == 1
-    bad, good, silent = capsys.readouterr().out.splitlines()
+    done = program("wandb_sync", tmp_path, "--timeout=5")
+    assert done.code == 1
+    bad, good, silent = done.out.splitlines()
     assert bad.endswith(": failed: no such project")
     assert good.endswith(": sent")
     assert silent.endswith(": failed: no answer within 5 s (--timeout)")
 
 
-def test_a_dry_run_sends_nothing(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
+def test_a_dry_run_sends_nothing(program: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(subprocess, "run", None)
     monkeypatch.delenv("WANDB_API_KEY")
     run = logged(tmp_path / "new")
-    assert call(script, monkeypatch, str(tmp_path), "--dry-run") == 0
-    assert capsys.readouterr().out == f"{run}\n1 runs to send\n"
+    assert program("wandb_sync", tmp_path, "--dry-run") == (0, f"{run}\n1 runs to send\n", "")
 
 
 def test_a_lost_run_is_rebuilt(tmp_path: Path) -> None:
@@ -162,12 +145,11 @@ def test_the_sweep_file_starts_a_run(tmp_path: Path) -> None:
     assert sweep["metric"]["name"] in names
 
 
-def test_what_is_missing_is_said(
-    script: ModuleType, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
-    assert call(script, monkeypatch, str(tmp_path / "nowhere")) == 2
-    assert capsys.readouterr().err.startswith(f"error: folder {tmp_path / 'nowhere'} does not exist; ")
+def test_what_is_missing_is_said(program: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = program("wandb_sync", tmp_path / "nowhere")
+    assert done.code == 2
+    assert done.err.startswith(f"error: folder {tmp_path / 'nowhere'} does not exist; ")
     logged(tmp_path / "new")
-    monkeypatch.setattr(script, "logged_in", lambda: False)
-    assert call(script, monkeypatch, str(tmp_path)) == 2
-    assert capsys.readouterr().err == "error: not logged in to W&B; run wandb login, or set WANDB_API_KEY\n"
+    monkeypatch.setattr(wandb_sync, "logged_in", lambda: False)
+    reason = "error: not logged in to W&B; run wandb login, or set WANDB_API_KEY\n"
+    assert program("wandb_sync", tmp_path) == (2, "", reason)

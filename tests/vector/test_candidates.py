@@ -1,7 +1,8 @@
-"""Candidates reused from step to step: always exact, and nearly always few."""
+"""Candidates of a selection, magnitudes and norms."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from unittest.mock import patch
 
@@ -15,6 +16,8 @@ from torch import Tensor
 from spardl.vector.accumulator import Accumulator
 from spardl.vector.candidates import Candidates
 from spardl.vector.layout import Range
+from spardl.vector.norms import _exponent, clip_factor, divide, largest_magnitude, norm_of, sum_of_squares
+from spardl.vector.rows import kth_largest, positions_reaching
 from spardl.vector.selection import Chosen, CompiledFinder, Finder, Integers, ListingRanges, PortableFinder, finder_for
 from spardl.vector.sparse import SparseVector
 from tests.support.quick import some_quick
@@ -192,3 +195,98 @@ def test_nothing_to_select_from() -> None:
     found = candidates.largest(nothing, [Range(0, 0, 0)], [])
     assert (found.tolist(), found.dtype) == ([], torch.int64)
     candidates.add(nothing, None)
+
+
+DTYPES_of_magnitudes = [torch.float16, torch.bfloat16, torch.float32, torch.float64]
+NUMBERS = st.sampled_from([0.0, -0.0, 6e-8, -6e-8, 1.0, -1.0, 1.0078125, -2.0, 6.5e4, float("inf"), -float("inf")])
+
+
+@pytest.mark.parametrize("dtype", DTYPES_of_magnitudes, ids=str)
+@given(numbers=st.lists(NUMBERS, max_size=40), bound=NUMBERS.map(abs))
+def test_what_reaches_a_bound_is_what_torch_finds(dtype: torch.dtype, numbers: list[float], bound: float) -> None:
+    values = torch.tensor(numbers, dtype=dtype)
+    before = values.clone()
+    found = positions_reaching(values, bound)
+    assert found.dtype is torch.int64
+    assert found.tolist() == (values.abs() >= values.new_tensor(bound)).nonzero().squeeze(1).tolist()
+    assert torch.equal(values, before)
+
+
+@pytest.mark.parametrize("dtype", DTYPES_of_magnitudes, ids=str)
+@given(numbers=st.lists(NUMBERS, min_size=1, max_size=40), data=st.data())
+def test_the_kth_largest(dtype: torch.dtype, numbers: list[float], data: st.DataObject) -> None:
+    values = torch.tensor(numbers, dtype=dtype)
+    before = values.clone()
+    k = data.draw(st.integers(1, len(numbers)))
+    found = kth_largest(values, k)
+    assert (found.dtype, found.shape) == (dtype, ())
+    assert float(found) == sorted(values.abs().double().tolist(), reverse=True)[k - 1]
+    assert torch.equal(values, before)
+
+
+numbers = st.lists(st.floats(-1e150, 1e150, allow_nan=False), min_size=1, max_size=40)
+
+
+def norm(values: torch.Tensor, cut: int = 0) -> float:
+    parts = [values[:cut], values[cut:]]
+    peak = largest_magnitude(parts)
+    return norm_of(sum(sum_of_squares([part], peak, len(values)) for part in parts), peak, len(values))
+
+
+@given(numbers, st.integers(0, 40))
+def test_any_cut_gives_the_same_bits(values: list[float], cut: int) -> None:
+    vector = torch.tensor(values, dtype=torch.float64)
+    assert norm(vector, cut) == norm(vector)
+    assert norm(vector.flip(0)) == norm(vector)
+
+
+@given(numbers)
+def test_it_is_the_norm(values: list[float]) -> None:
+    assert norm(torch.tensor(values, dtype=torch.float64)) == pytest.approx(math.hypot(*values), rel=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_long_vectors(dtype: torch.dtype) -> None:
+    vector = torch.randn(3_000_001, generator=torch.Generator().manual_seed(1)).to(dtype)
+    assert norm(vector, 1_234_567) == norm(vector)
+    assert norm(vector) == pytest.approx(float(vector.double().norm()), rel=1e-12)
+
+
+@pytest.mark.parametrize("size", [-1060, -1023, -700, -301, -2, 0, 1, 300, 511, 1000])
+def test_squares_are_rounded_to_the_bit(size: int) -> None:
+    """To multiples of one power of two; saved runs have factors that rest on it."""
+    values = [math.ldexp(each, size) for each in torch.randn(99, generator=torch.Generator().manual_seed(7)).tolist()]
+    peak = max(map(abs, values))
+    scale = -_exponent(peak, 1000)
+    rounded = [round(math.ldexp(math.ldexp(each, scale // 2) ** 2, scale % 2)) for each in values]
+    vector = torch.tensor(values, dtype=torch.float64)
+    assert sum_of_squares([vector], peak, 1000) == sum(rounded) > 2**40
+    assert vector.tolist() == values
+
+
+def test_what_is_not_finite() -> None:
+    assert math.isnan(norm_of(0, largest_magnitude([torch.tensor([1.0, math.nan]), torch.tensor([math.inf])]), 3))
+    assert norm_of(0, largest_magnitude([torch.tensor([-math.inf]), torch.empty(0)]), 1) == math.inf
+    assert norm_of(0, largest_magnitude([torch.empty(0)]), 0) == 0
+
+
+def test_the_factor_is_torchs() -> None:
+    parameter = torch.nn.Parameter(torch.zeros(3, dtype=torch.float64))
+    for scale in (0.1, 1.0, 30.0, math.inf):
+        parameter.grad = torch.tensor([1.0, 2.0, 2.0], dtype=torch.float64) * scale
+        ours = parameter.grad * clip_factor(3.0 * scale, 2.0)
+        torch.nn.utils.clip_grad_norm_([parameter], 2.0)
+        torch.testing.assert_close(ours, parameter.grad, equal_nan=True)
+    assert math.isnan(clip_factor(math.nan, 1.0))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("length", [0, 5, 20_000])
+@pytest.mark.parametrize("odd", [0.0, math.inf, math.nan])
+def test_division_tells_what_was_largest(dtype: torch.dtype, length: int, odd: float) -> None:
+    values = torch.randn(length, generator=torch.Generator().manual_seed(1)).to(dtype)
+    if length and odd:
+        values[-1] = odd
+    quotients, peak = values / 3, largest_magnitude([values])
+    assert divide(values, 3) == pytest.approx(peak, rel=0, nan_ok=True)
+    assert torch.equal(values.nan_to_num(7), quotients.nan_to_num(7))

@@ -1,4 +1,4 @@
-"""Values in a few bits: messages decode to the rounded values, and rounding is idempotent."""
+"""Values of few bits: levels, 8-bit floats, rounding and packed bits."""
 
 from __future__ import annotations
 
@@ -15,6 +15,17 @@ from spardl.communicators import AllGather, OkTopk, TopkDSA
 from spardl.compressors import TopK
 from spardl.method.method import Method
 from spardl.method.residuals import LocalResidual, PartialResidual
+from spardl.vector.bits import WIDTHS, ScaledCodes, pack_codes, packed_bytes, unpack_codes
+from spardl.vector.levels import (
+    HIGHEST,
+    highest,
+    in_blocks,
+    pack_float8,
+    pack_levels,
+    read_float8,
+    read_levels,
+    round_stochastically,
+)
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, concatenate
 from spardl.vector.wire import CHUNK, COARSE, Coarse, CoarseValues, Wire
@@ -143,3 +154,197 @@ def test_who_cuts_up_what_it_rounds_says_so(name: str, communicator: OkTopk | To
     ):
         Method(TopK(0.1), communicator, rule, wire=Wire(name))
     assert Method(TopK(0.1), AllGather(), LocalResidual(), wire=Wire(name)).wire.coarse
+
+
+DTYPES = [torch.float32, torch.float64]
+LEVELS_BITS = [2, 4, 8]
+
+
+def read(scales: Tensor, packed: Tensor, block: int, bits: int, count: int) -> Tensor:
+    values = torch.empty(count, dtype=scales.dtype)
+    read_levels(scales, packed, block, bits, values)
+    return values
+
+
+def drawn_of_levels(length: int, dtype: torch.dtype) -> Tensor:
+    """Numbers of all sizes, a third of them zeros."""
+    values = torch.randn(length, generator=torch.Generator().manual_seed(length), dtype=torch.float64).to(dtype)
+    values[: length // 3] = 0
+    values[length // 2 :: 7] *= 1e30
+    values[length // 2 :: 11] = 5e-324 if dtype is torch.float64 else 1e-45
+    return values
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bits", LEVELS_BITS)
+@pytest.mark.parametrize(("length", "block"), [(0, 4), (1, 4), (1000, 1), (1001, 64), (4096, 256), (300, 1000)])
+def test_both_forms_have_the_same_bits(
+    length: int, block: int, bits: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales, codes, decoded values, errors, and the sum of errors and decoded values."""
+    pytest.importorskip("numba", reason="the compiled form needs numba")
+    values, found = drawn_of_levels(length, dtype), []
+    for kernels in ("compiled", "portable"):
+        monkeypatch.setenv("SPARDL_KERNELS", kernels)
+        left = values.clone()
+        scales, packed = pack_levels(left, block, bits, leave=True)
+        again = left.clone()
+        read_levels(scales, packed, block, bits, again, add=True)
+        found.append((scales, packed, read(scales, packed, block, bits, length), left, again))
+        assert all(same_bits(*pair) for pair in zip(pack_levels(values, block, bits), (scales, packed), strict=True))
+    assert all(same_bits(first, second) for first, second in zip(*found, strict=True))
+    assert same_bits(found[0][3], values - found[0][2])
+
+
+@given(
+    numbers=st.lists(st.floats(allow_nan=False, allow_infinity=False, width=32), max_size=30),
+    bits=st.sampled_from(LEVELS_BITS),
+    block=st.integers(1, 12),
+)
+def test_levels_are_the_nearest(numbers: list[float], bits: int, block: int) -> None:
+    values, top = torch.tensor(numbers), highest(bits)
+    scales, packed = pack_levels(values, block, bits)
+    assert torch.equal(scales, in_blocks(values.abs(), block).amax(1))
+    assert (unpack_codes(packed, bits, len(numbers)) <= 2 * top).all()
+    error = (read(scales, packed, block, bits, len(numbers)).double() - values.double()).abs()
+    # Half a level, and what the type rounds off.
+    assert (error <= scales.double().repeat_interleave(block)[: len(numbers)] * (0.5 / top + 1e-6) + 1e-44).all()
+
+
+def test_levels_can_be_rounded_otherwise() -> None:
+    values = torch.tensor([1.0, 0.4, -0.4, -1.0])
+    _, packed = pack_levels(values, 4, 4, torch.floor)
+    assert unpack_codes(packed, 4, 4).tolist() == [14, 9, 4, 0]
+
+
+def drawn_of_float8(dtype: torch.dtype) -> Tensor:
+    """Entries of all magnitudes, all E4M3 numbers, and midpoints between adjacent ones."""
+    source = torch.Generator().manual_seed(0)
+    values = torch.randn(3000, generator=source, dtype=torch.float64)
+    values[:1000] *= torch.exp(20 * torch.randn(1000, generator=source, dtype=torch.float64))
+    values[1000:1300], values[1300:1310] = 0, -0.0
+    numbers = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).double()
+    exact = torch.cat((numbers, -numbers, (numbers[1:] + numbers[:-1]) / 2, -(numbers[1:] + numbers[:-1]) / 2))
+    return torch.cat((exact, values)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(("length", "block"), [(0, 4), (1, 4), (506, 512), (1000, 1), (3506, 1000)])
+def test_float8_both_forms_have_the_same_bits(
+    length: int, block: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Scales, codes, decoded values, errors, and the sum of errors and decoded values."""
+    pytest.importorskip("numba", reason="the compiled form needs numba")
+    values, found = drawn_of_float8(dtype)[:length], []
+    for kernels in ("compiled", "portable"):
+        monkeypatch.setenv("SPARDL_KERNELS", kernels)
+        left = values.clone()
+        scales, packed = pack_float8(left, block, leave=True)
+        again, read = left.clone(), torch.empty_like(left)
+        read_float8(scales, packed, block, again, add=True)
+        read_float8(scales, packed, block, read)
+        found.append((scales, packed, read, left, again))
+        assert all(same_bits(*pair) for pair in zip(pack_float8(values, block), (scales, packed), strict=True))
+    assert all(same_bits(first, second) for first, second in zip(*found, strict=True))
+    assert same_bits(found[0][3], values - found[0][2])
+
+
+@given(st.lists(st.floats(-(2.0**100), 2.0**100, width=32), max_size=30), st.integers(1, 12))
+def test_numbers_are_near(entries: list[float], block: int) -> None:
+    values = torch.tensor(entries)
+    scales, packed = pack_float8(values, block)
+    assert torch.equal(scales, in_blocks(values.abs(), block).amax(1))
+    read = torch.empty_like(values)
+    read_float8(scales, packed, block, read)
+    wide = scales.double().repeat_interleave(block)[: len(entries)]
+    # Half of the last of four digits, or, near zero, half of the step there.
+    limit = torch.maximum(values.double().abs() / 16, wide / HIGHEST * 2**-10)
+    assert ((read.double() - values.double()).abs() <= limit * (1 + 1e-5) + 1e-44).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_all_draws_together_make_the_value(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With every draw from {0, 1/64, ..., 63/64} once, the mean of the results is the value, exactly."""
+    values = torch.arange(-7 * 64, 7 * 64 + 1, dtype=dtype) / 64
+    results = []
+    for number in range(64):
+        monkeypatch.setattr(
+            torch, "rand", lambda shape, number=number, **kind: torch.full(shape, number / 64, dtype=dtype)
+        )
+        results.append(round_stochastically(values.clone(), torch.Generator()))
+    assert torch.equal(torch.stack(results).mean(0), values)
+
+
+@given(st.lists(st.floats(-127, 127, width=32), max_size=20), st.integers(0, 1000))
+def test_a_neighbouring_whole_number(numbers: list[float], seed: int) -> None:
+    values = torch.tensor(numbers, dtype=torch.float32)
+    found = round_stochastically(values.clone(), torch.Generator().manual_seed(seed))
+    assert bool(((found == values.floor()) | (found == values.ceil())).all())
+
+
+def test_zeros_and_levels_stay() -> None:
+    """Not even the largest draw lifts an integer, however large."""
+    values = torch.cat((torch.tensor([0.0, -0.0, 1.0, -1.0, -127.0]).repeat(10_000), torch.full((3_000_000,), 127.0)))
+    assert torch.equal(round_stochastically(values.clone(), torch.Generator().manual_seed(0)), values)
+
+
+def test_small_chances_are_chances() -> None:
+    """2^-20 of 2^22 entries, beside a whole part that has no room for it in float32 and a draw."""
+    values = torch.full((1 << 22,), 2.0**-20)
+    lifted = int(round_stochastically(values, torch.Generator().manual_seed(1)).sum())
+    assert 0 < lifted < 20
+
+
+def test_the_draws_are_the_generators() -> None:
+    values = torch.rand(1000)
+
+    def rounded(seed: int) -> Tensor:
+        return round_stochastically(values.clone(), torch.Generator().manual_seed(seed))
+
+    assert torch.equal(rounded(1), rounded(1))
+    assert not torch.equal(rounded(1), rounded(2))
+
+
+@given(st.sampled_from(WIDTHS), st.data())
+def test_round_trip(bits: int, data: st.DataObject) -> None:
+    numbers = data.draw(st.lists(st.integers(0, 2**bits - 1), max_size=70))
+    codes = torch.tensor(numbers, dtype=torch.uint8)
+    packed = pack_codes(codes, bits)
+    assert packed.dtype is torch.uint8
+    assert packed.numel() == packed_bytes(len(numbers), bits) == (len(numbers) * bits + 7) // 8
+    assert unpack_codes(packed, bits, len(numbers)).tolist() == numbers
+    assert codes.tolist() == numbers
+
+
+@pytest.mark.parametrize(
+    ("bits", "codes", "packed"),
+    [
+        (1, [1, 0, 1, 1], [0b1101]),
+        (1, [1, 0, 1, 1, 0, 0, 0, 0, 1, 1], [0b1_00_11, 0b1_00_10]),
+        (2, [1, 2, 3, 0, 3], [0b11_11_01, 0b00_10]),
+        (4, [5, 15, 9], [0x95, 0x0F]),
+        (8, [0, 255], [0, 255]),
+    ],
+)
+def test_planes_by_hand(bits: int, codes: list[int], packed: list[int]) -> None:
+    """With m bytes, byte i holds codes i, i + m, ..., the first in its lowest bits."""
+    assert pack_codes(torch.tensor(codes, dtype=torch.uint8), bits).tolist() == packed
+
+
+def test_packing_leaves_its_argument_alone() -> None:
+    codes = torch.tensor([7, 1], dtype=torch.uint8)
+    pack_codes(codes, 8).zero_()
+    assert codes.tolist() == [7, 1]
+
+
+@given(st.integers(0, 5), st.integers(0, 33), st.sampled_from(WIDTHS), st.sampled_from([torch.float32, torch.float64]))
+def test_a_message_reads_back_wherever_it_lies(scales: int, codes: int, bits: int, dtype: torch.dtype) -> None:
+    form = ScaledCodes(scales, codes, bits)
+    numbers, small = torch.randn(scales, dtype=dtype), torch.randint(2**bits, (codes,), dtype=torch.uint8)
+    message = form.write(numbers, small)
+    assert message.numel() == form.size(dtype) == scales * dtype.itemsize + packed_bytes(codes, bits)
+    # Behind one byte of another message, the scales are not where their type wants them.
+    cut = torch.cat((torch.zeros(1, dtype=torch.uint8), message, message))[1 : 1 + message.numel()]
+    found = form.read(cut, dtype)
+    assert torch.equal(found[0], numbers)
+    assert torch.equal(found[1], small)

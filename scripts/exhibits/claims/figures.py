@@ -10,7 +10,7 @@ from dataclasses import replace
 from statistics import mean
 from typing import Any, TypeAlias
 
-from scripts import bench_schedules
+from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits.base import SWEEPS, Exhibit, Results, at
 from scripts.exhibits.claims.judging import Figure, NoEvidence, gathered, jobs_of, show
 from scripts.exhibits.jobs import Computation, Job

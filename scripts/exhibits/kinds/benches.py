@@ -12,6 +12,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from scripts import bench
 from scripts.exhibits.base import at
 from scripts.exhibits.charts.sheets import Chart
 from scripts.exhibits.kinds.lab import EDITION, Measurement, complaint
@@ -52,7 +53,7 @@ def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
     with TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         start = ["-m", "torch.distributed.run", *local(workers)] if workers else []
-        command = [sys.executable, *start, str(ROOT / script), *words, f"--json={found}"]
+        command = [sys.executable, *start, *bench.current([str(ROOT / script), *words]), f"--json={found}"]
         try:
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=LIMIT, check=False)
         except subprocess.TimeoutExpired as error:
@@ -93,7 +94,7 @@ class Timed(Computed):
         arguments = at(scale, self.arguments)
         given = dict(arguments)
         start = ("torchrun", *local(given["workers"])) if given["workers"] else ("python",)
-        shell = "; ".join(" ".join((*start, given["script"], *words)) for words in given["runs"])
+        shell = "; ".join(" ".join((*start, *bench.current((given["script"], *words)))) for words in given["runs"])
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:

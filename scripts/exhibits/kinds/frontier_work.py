@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import torch.distributed as dist
 
-from scripts.bench_accuracy import trained
+from scripts import bench
+from scripts.benchmarks.accuracy import trained
 from scripts.benchmarks.ddp_hooks import ALONE, TIMEOUT
 from scripts.benchmarks.plain_loop import planned
 from scripts.exhibits.jobs import Computation, Outcome
@@ -40,7 +41,7 @@ class Entrant(NamedTuple):
 
     Attributes:
         name: Name of its rows.
-        case: Case of bench_accuracy.py.
+        case: Case of bench.py accuracy.
         rate: Learning rate.
         tried: Tried learning rates; with local steps, those for the published outer steps.
         steps: With local steps, the cases of all outer steps, the published ones first.
@@ -113,7 +114,7 @@ class Course:
             "train": self.train(rate),
         }
         start = " ".join(("torchrun", *local(self.workers)))
-        shell = f"{start} {' '.join(self._words(entrant, rate, seed))}"
+        shell = f"{start} {' '.join(bench.current(self._words(entrant, rate, seed)))}"
         return Lesson(f"{NAME}.learned", learned, tuple(given.items()), shell)
 
     def lessons(self) -> list[Lesson]:
@@ -169,7 +170,7 @@ def learned(workers: int, case: str, seed: int, steps: int, every: int, train: s
 
     Args:
         workers: Number of workers.
-        case: Case of bench_accuracy.py.
+        case: Case of bench.py accuracy.
         seed: Seed of weights, order and dropout.
         steps: Number of training steps.
         every: Steps between two tests.
@@ -201,7 +202,7 @@ def paced(**setting: Any) -> dict[str, Any]:
     """Seconds and bytes sent per worker and step of each case, by turn.
 
     Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench_hooks.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench.py hooks.
     """
     rows = in_lab(**setting)["rows"]
     return {"cases": {row["case"]: {"seconds": _short(row["seconds"]), "sent": _short(row["sent"])} for row in rows}}

@@ -1,6 +1,6 @@
 """ASSUMED GPU times of the published models and methods. Nothing here was measured.
 
-The GPU is an RTX 2080 Ti in float32, as in scripts/bench_schedules.py, whose figures are used where available.
+The GPU is an RTX 2080 Ti in float32, as in scripts/benchmarks/schedules.py, whose figures are used where available.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
-from scripts import bench_schedules
+from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits.base import Basis
 from scripts.exhibits.passes import MeasuredPasses
 

@@ -15,7 +15,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any, ClassVar
 
-from scripts import netlab
+from scripts import bench, netlab
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
@@ -111,10 +111,10 @@ def in_lab(
     with TemporaryDirectory() as folder:
         found, log = Path(folder) / "found.json", Path(folder) / "log.txt"
         lab = ["run", f"--workers={workers}", f"--gbit={gbit:g}", f"--timeout={limit:g}", f"--delay-ms={delay_ms:g}"]
-        bench = [sys.executable, *map(_here, words), f"--gbit={gbit:g}", f"--json={found}"]
+        command = [sys.executable, *map(_here, bench.current(words)), f"--gbit={gbit:g}", f"--json={found}"]
         try:
             with _said(log):
-                code = netlab.run(netlab.parse([*lab, "--", *bench]))
+                code = netlab.run(netlab.parse([*lab, "--", *command]))
         except (LabError, OSError) as error:
             raise ConfigError(" ".join(str(error).split())) from error
         if code:
@@ -169,7 +169,7 @@ def schedules(**setting: Any) -> dict[str, Any]:
     """Measured and predicted seconds of a training step under each schedule.
 
     Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench_overlap.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench.py overlap.
     """
     found = in_lab(**setting)
     rows: dict[str, list[float | str]] = {
@@ -218,7 +218,7 @@ def synchronizations(**setting: Any) -> dict[str, Any]:
     """Seconds of whole synchronizations, as measured and as predicted from counted rounds and bytes.
 
     Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench_sync.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench.py sync.
     """
     found = in_lab(**setting)
     ((title, timed),) = found["cases"].items()
@@ -295,7 +295,7 @@ def _asleep(arguments: tuple[tuple[str, Any], ...], own: Mapping[str, MeasuredPa
 def typed(workers: int, gbit: float, words: Sequence[str], delay_ms: float = 0.0) -> str:
     """Command that runs a benchmark in a lab; see :func:`in_lab`."""
     lab = f"--workers {workers} --gbit {gbit:g}{f' --delay-ms {delay_ms:g}' if delay_ms else ''}"
-    return f"python scripts/netlab.py run {lab} -- python {' '.join(words)} --gbit {gbit:g}"
+    return f"python scripts/netlab.py run {lab} -- python {' '.join(bench.current(words))} --gbit {gbit:g}"
 
 
 def _draw(made: Figures, figure: Any) -> None:

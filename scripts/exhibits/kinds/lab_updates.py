@@ -51,7 +51,7 @@ class Course(NamedTuple):
 
     Attributes:
         places: Places to compare.
-        words: Options of bench_overlap.py without methods and schedule.
+        words: Options of bench.py overlap without methods and schedule.
         limit: Time limit of a lab in seconds.
         cost: Approximate duration of all runs, in words.
         measured: Digest of the profile that determines how long workers sleep, unless it is part of the repository.
@@ -73,7 +73,7 @@ def timed_updates(**setting: Any) -> dict[str, Any]:
     """Seconds per step of each method, by turn.
 
     Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench_overlap.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench.py overlap.
     """
     return {"rows": in_lab(**setting), "cores": os.cpu_count()}
 

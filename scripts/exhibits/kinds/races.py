@@ -41,7 +41,7 @@ class Entrant(NamedTuple):
 
     Attributes:
         name: Name of its rows.
-        case: Case of bench_accuracy.py.
+        case: Case of bench.py accuracy.
         steps: Number of training steps.
         pace: Approximate seconds of a step on each link, for the plan.
         words: Additional arguments of train.py, such as its learning rate.
@@ -89,7 +89,7 @@ def raced(**setting: Any) -> dict[str, Any]:
     """Trains one entrant once.
 
     Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench_accuracy.py.
+        setting: Arguments of :func:`in_lab`; the benchmark is bench.py accuracy.
     """
     found: dict[str, Any] = in_lab(**setting)
     return found

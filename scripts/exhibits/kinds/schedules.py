@@ -10,7 +10,8 @@ from statistics import mean
 from types import MappingProxyType
 from typing import Any
 
-from scripts import bench_schedules, choices
+from scripts import choices
+from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits.kinds.predictions import Files, by_network, sheet
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile

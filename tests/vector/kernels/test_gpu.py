@@ -1,22 +1,37 @@
-"""The kernels for a GPU, against torch: on a GPU if there is one, else by Triton's interpreter."""
+"""The GPU kernels, interpreted or compiled, compared with their portable versions."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import random
+from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spardl.compressors.powersgd import _scaled
+from spardl.vector import selection
 from spardl.vector.layout import Range
+from spardl.vector.levels import pack_levels, read_levels
+from spardl.vector.packing import Slot, pack, pack_indices, unpack_all
+from spardl.vector.selection import ListingRanges, UnreadFinder, finder_for
+from spardl.vector.sparse import SparseVector
+from tests.support.emulated_gpu import Meter, emulated, emulated_with_triton, on_device, on_host
 from tests.vector.kernels.gpu_worker import (
+    Call,
     add_and_list,
+    compile_codec_for_hopper,
     compile_for_hopper,
+    compile_rest_for_hopper,
+    compile_selection_for_hopper,
     has_gpu,
     list_far_out,
     step_of_finder,
@@ -26,6 +41,7 @@ from tests.vector.test_selection import exact
 
 pytestmark = [
     pytest.mark.slow,
+    pytest.mark.timeout(300),
     pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed"),
 ]
 
@@ -33,8 +49,6 @@ DTYPES = [torch.float32, torch.bfloat16, torch.float64]
 WHOLE = {torch.float32: torch.int32, torch.bfloat16: torch.int16, torch.float64: torch.int64}
 SMALL = 64, 2  # entries of a tile, tiles of a group
 TILE, GROUP = 4096, 8
-
-Call = Callable[..., Any]
 
 
 @pytest.fixture(scope="module")
@@ -211,3 +225,246 @@ def test_chunks_are_scanned_together(call: Call, dtype: torch.dtype) -> None:
     assert counts == [count if single else -1 for count, single in zip(reached, alone, strict=True)]
     assert looked == [count if single and count >= 3 else -1 for count, single in zip(reached, alone, strict=True)]
     assert positions == exact(total, [Range(*pair, 3) for pair in zip(starts, stops, strict=True)])
+
+
+TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
+
+
+def written_and_read(triton: bool, vector: SparseVector, slot: Slot, messages: Tensor, full: bool) -> list[Tensor]:
+    """Message and indices of a vector, and what three messages are decoded to, in host memory."""
+    emulation, dtype = emulated_with_triton if triton else emulated, vector.values.dtype
+    with emulation(meter := Meter()):
+        own = SparseVector(on_device(vector.indices), on_device(vector.values), vector.length)
+        placed = on_device(messages)
+        meter.section = "here"
+        results = [pack(own, slot, dtype), pack_indices(own.indices, slot)]
+        opened = unpack_all(placed, [slot] * 3, dtype, dtype, full=full)
+    if triton and full:
+        # One more than the kernels if the table of the slots is not on the device yet.
+        assert meter.totals <= (4, 0), meter.launches
+    return [on_host(each).clone() for each in (*results, opened.indices, opened.values)]
+
+
+def cases(seed: int) -> Iterator[tuple[SparseVector, Slot]]:
+    draw = random.Random(seed)
+    for _ in range(60):
+        length = draw.choice([1, 5, 40, 300, 5000, 2**17 + 3, 2**40])
+        count = draw.randint(0, min(length, draw.choice([3, 80, 1500])))
+        indices = sorted({draw.randrange(length) for _ in range(count)})
+        values = torch.randn(len(indices), generator=torch.Generator().manual_seed(seed))
+        slot = Slot(len(indices) + draw.randint(0, min(20, length - len(indices))), length, draw.choice([1, 4]))
+        yield SparseVector(torch.tensor(indices, dtype=torch.int64), values.to(draw.choice(TYPES)), length), slot
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_messages_have_the_bytes_of_torch(call: Call, seed: int) -> None:
+    for vector, slot in cases(seed):
+        message = pack(vector, slot, vector.values.dtype)
+        noise = torch.randint(0, 256, message.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+        full = slot.capacity == len(vector)
+        for arguments in ((torch.cat([message] * 3), full), (torch.cat([noise, message, noise]), True)):
+            results, wanted = (call(written_and_read, triton, vector, slot, *arguments) for triton in (True, False))
+            for one, other in zip(results, wanted, strict=True):
+                assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), (slot, vector.values.dtype)
+
+
+@pytest.mark.parametrize(("raw", "integer", "full"), [("i32", "i32", True), ("i16", "i64", False)])
+def test_the_codec_compiles_for_hopper(raw: str, integer: str, full: bool) -> None:
+    with worker(interpreted=False) as call:
+        texts = call(compile_codec_for_hopper, raw, integer, full)
+    assert texts.keys() == {"_encode", "_decode"}
+
+
+def scaled(triton: bool, factors: Tensor, old: Tensor | None) -> tuple[Tensor, int]:
+    """The scaled columns, and the launches."""
+    emulation = emulated_with_triton if triton else emulated
+    with emulation(meter := Meter()):
+        given = [None if each is None else on_device(each) for each in (factors, old)]
+        meter.section = "here"
+        found = _scaled(*given)
+    return on_host(found).clone(), meter.totals[0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("shape", [(1, 7, 3), (3, 40, 1), (2, 2100, 4)])
+def test_columns_have_the_bits_of_torch(call: Call, shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    source = torch.Generator().manual_seed(sum(shape))
+    factors, old = (torch.randn(shape, generator=source) for _ in range(2))
+    factors[0, :, 0] = 0
+    factors[-1, :, -1] *= 1e-30
+    factors[-1, 3, -1] = -0.0
+    for harm in (None, torch.nan, torch.inf):
+        if harm is not None:
+            factors[-1, 5, 0] = harm
+        for before in (None, old) if harm != torch.inf else (None,):
+            given = (factors.to(dtype), None if before is None else before.to(dtype))
+            (found, launches), (wanted, _) = (call(scaled, triton, *given) for triton in (True, False))
+            assert launches == 1
+            assert found.dtype == wanted.dtype == torch.float32
+            torch.testing.assert_close(found, wanted, rtol=0, atol=0, equal_nan=True)
+            numbers = ~wanted.isnan()
+            assert torch.equal(found[numbers].view(torch.int32), wanted[numbers].view(torch.int32))
+
+
+def coded(triton: bool, values: Tensor, block: int, bits: int, leave: bool, add: bool) -> tuple[list[Tensor], int]:
+    """Values after packing, scales, codes and what they are read to; and the launches."""
+    emulation = emulated_with_triton if triton else emulated
+    with emulation(meter := Meter()):
+        own, out = on_device(values), on_device(torch.ones_like(values))
+        meter.section = "here"
+        scales, packed = pack_levels(own, block, bits, leave=leave)
+        read_levels(scales, packed, block, bits, out, add=add)
+    return [on_host(each).clone() for each in (own, scales, packed, out)], meter.totals[0]
+
+
+@pytest.mark.parametrize("bits", [2, 4, 8])
+@pytest.mark.parametrize(("leave", "add"), [(True, False), (False, True)])
+def test_levels_have_the_bits_of_torch(call: Call, bits: int, leave: bool, add: bool) -> None:
+    generator = torch.Generator().manual_seed(bits)
+    for count, block in ((0, 8), (1, 1), (257, 256), (1000, 7), (3000, 300)):
+        for exponent in (-38, 0, 37):
+            values = torch.randn(count, generator=generator).mul_(10.0**exponent)
+            values[: count // 3] = -0.0
+            values[::7].mul_(2).round_()
+            (found, launches), (wanted, _) = (
+                call(coded, triton, values, block, bits, leave, add) for triton in (True, False)
+            )
+            assert launches <= (2 if bits == 8 else 3)
+            for one, other in zip(found, wanted, strict=True):
+                assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), (count, block, exponent)
+
+
+@pytest.mark.parametrize(("kind", "bits"), [("fp32", 8), ("fp32", 4), ("bf16", 8), ("fp16", 2)])
+def test_kernels_of_entries_compile_for_hopper(kind: str, bits: int) -> None:
+    with worker(interpreted=False) as call:
+        texts = call(compile_rest_for_hopper, kind, bits)
+    assert len(texts) == (11 if kind == "fp32" else 8)
+    assert not any(".ftz" in text or "div.full" in text or "div.approx" in text for text in texts.values())
+
+
+GPU_SELECT_DTYPES = [torch.float32, torch.bfloat16, torch.float16]
+NOTHING = ListingRanges(np.empty(0, np.int64), np.empty(0, np.int64), torch.empty(0), np.empty(0, np.int64))
+
+
+def ranges_of(length: int, number: int, draw: random.Random) -> list[Range]:
+    edges = [0, *sorted(draw.sample(range(length), number - 1)), length]
+    return [Range(a, b, draw.choice([0, 1, min(b - a, 7), (b - a) // 20, b - a])) for a, b in pairwise(edges)]
+
+
+def select_for_steps(length: int, number: int, dtype: torch.dtype, seed: int) -> int:
+    """Compares the sums and the selections of some steps; returns the host reads."""
+    draw, generator = random.Random(seed), torch.Generator().manual_seed(seed)
+    parts, memory = ranges_of(length, number, draw), torch.zeros(length, dtype=dtype)
+    with emulated_with_triton(meter := Meter()):
+        placed = on_device(memory)
+        finder = finder_for(placed)
+        assert isinstance(finder, UnreadFinder)
+        for step in range(4):
+            # Many equal magnitudes in every other step.
+            gradient = torch.randn(length, generator=generator)
+            gradient = (gradient.mul_(2).round_() if step % 2 else gradient).to(dtype)
+            changed = torch.tensor(sorted(draw.sample(range(length), 20)))
+            new = torch.randn(20, generator=generator).mul_(3).to(dtype)
+            memory.add_(gradient)[changed] = new
+            arrived = on_device(gradient)
+            meter.section = "here"
+            finder.add(placed, arrived, NOTHING)
+            meter.section = None
+            on_host(placed)[changed] = new
+            touched = on_device(changed)
+            meter.section = "here"
+            found = finder.largest(placed, parts, [touched]).positions
+            meter.section = None
+            assert torch.equal(memory.view(torch.uint8), on_host(placed).view(torch.uint8))
+            wanted = exact(memory, parts)
+            assert on_host(found).tolist() == wanted, (parts, step)
+            memory[torch.tensor(wanted)] = 0
+            on_host(placed)[torch.tensor(wanted)] = 0
+    return meter.totals[1]
+
+
+@pytest.mark.parametrize("dtype", GPU_SELECT_DTYPES, ids=str)
+@pytest.mark.parametrize(("length", "number"), [(70, 3), (5000, 1), (9000, 5)])
+def test_selection_is_exact_in_every_step(call: Call, length: int, number: int, dtype: torch.dtype) -> None:
+    assert call(select_for_steps, length, number, dtype, length + number) == 0
+
+
+def test_a_wrong_bound_costs_time_only() -> None:
+    """Bounds that mark too little or too much give the same selection."""
+    with worker(needs_cpu=True) as call:
+        call(select_with_wrong_bounds)
+
+
+def select_with_wrong_bounds() -> None:
+    parts = [Range(0, 700, 9), Range(700, 1500, 30)]
+    values = torch.randn(1500, generator=torch.Generator().manual_seed(4))
+    with emulated_with_triton(Meter()):
+        placed, zeros = on_device(values), on_device(torch.zeros(1500))
+        finder = finder_for(placed)
+        assert isinstance(finder, UnreadFinder)
+        for bound in (None, None, 0, 1, 2**31 - 1, 2**30):
+            finder.add(placed, zeros, NOTHING)
+            if bound is not None:
+                on_host(finder._following).fill_(bound)
+                finder.add(placed, zeros, NOTHING)
+                finder._selected.update(part[:2] for part in parts)
+            found = on_host(finder.largest(placed, parts, []).positions)
+            assert found.tolist() == exact(values, parts), bound
+
+
+def test_gradients_with_strides_long_ranges_and_many_tables(call: Call) -> None:
+    call(add_with_strides)
+    call(select_from_long_ranges)
+    call(select_with_many_budgets)
+
+
+def add_with_strides() -> None:
+    with emulated_with_triton(Meter()):
+        values = on_device(torch.zeros(40))
+        finder = finder_for(values)
+        gradient = on_device(torch.arange(80.0))[::2]
+        assert finder.check_next(gradient) is not None
+        finder.add(values, gradient, NOTHING, clear=True)
+        assert torch.equal(on_host(values), torch.arange(80.0)[::2])
+        assert not on_host(gradient).any()
+
+
+def select_from_long_ranges() -> None:
+    """Torch selects in them; the other entries of the steps are as before."""
+    parts = [Range(0, 700, 9), Range(700, 1500, 30)]
+    with emulated_with_triton(meter := Meter()), patch.object(selection, "MOST_PER_PROGRAM", 750):
+        values, gradient = torch.zeros(1500), torch.randn(1500, generator=torch.Generator().manual_seed(4))
+        placed = on_device(values)
+        finder = finder_for(placed)
+        for _ in range(3):
+            values.add_(gradient)
+            meter.section = "here"
+            finder.add(placed, on_device(gradient), NOTHING)
+            found = finder.largest(placed, parts, []).positions
+            meter.section = None
+            assert on_host(found).tolist() == exact(values, parts)
+        assert finder.marks is None
+        assert meter.totals[1] == 0
+
+
+def select_with_many_budgets() -> None:
+    values = torch.randn(400, generator=torch.Generator().manual_seed(4))
+    with emulated_with_triton(Meter()):
+        placed, zeros = on_device(values), on_device(torch.zeros(400))
+        finder = finder_for(placed)
+        assert isinstance(finder, UnreadFinder)
+        for k in range(40, 0, -1):
+            parts = [Range(0, 200, k), Range(200, 400, 1)]
+            finder.add(placed, zeros, NOTHING)
+            assert on_host(finder.largest(placed, parts, []).positions).tolist() == exact(values, parts)
+        assert len(finder._tables) <= 16
+
+
+@pytest.mark.parametrize(
+    ("kind", "flags", "integer"), [("fp32", True, "i32"), ("bf16", False, "i64"), ("fp16", True, "i32")]
+)
+def test_the_selection_compiles_for_hopper(kind: str, flags: bool, integer: str) -> None:
+    with worker(interpreted=False) as call:
+        texts = call(compile_selection_for_hopper, kind, flags, integer)
+    assert {"_add", "_mark", "_select"} <= texts.keys()
+    assert not any(".ftz" in text or "fma." in text for text in texts.values())

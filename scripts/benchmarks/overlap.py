@@ -1,0 +1,281 @@
+"""Measures how much communication each schedule overlaps, compared with the prediction of the timeline model.
+
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1 \
+    --model torchvision:vgg11 --size 64 --methods none,spardl --schedules after_backward,wfbp,dear --json overlap.json
+
+Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The cases run in turns,
+so that other load affects them alike; figures are medians over the rounds, with minimum and maximum. The prediction
+uses earlier measurements by all workers at once: a profile of the model, latency and bandwidth of a round of messages,
+and the computation time of each method. The ideal overlaps the bytes at the measured bandwidth perfectly with both
+passes; the bound does so at the bandwidth of --gbit.
+
+Workers that share few cores slow each other down. With profile:FILE they sleep for the times of a profile instead of
+computing, as if each had a GPU; gradients and messages are real:
+
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1 \
+    --model profile:scripts/profiles/resnet50.json --compute 1.2 --schedules after_backward,wfbp,dear
+
+With --streams 1,2,4 every case runs with each of these numbers of streams. The prediction is for one stream:
+
+python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 5 -- python scripts/bench.py overlap --gbit 1 \
+    --model profile:scripts/profiles/resnet50.json --compute 0.3 --schedules wfbp:bucket_mb=12 --streams 1,2,4
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from hydra import compose
+from hydra.utils import instantiate
+
+from scripts import choices
+from scripts.benchmarks.emulated import from_profile
+from scripts.benchmarks.timing import measured_network, positive
+from scripts.profile_model import SOURCES as MODELS
+from spardl.basics.errors import ConfigError
+from spardl.clusters import Network, ProcessGroupCluster, gather_rows
+from spardl.clusters.profile import Profile
+from spardl.diagnostics.commands.profile import Job
+from spardl.diagnostics.commands.timeline import markdown
+from spardl.diagnostics.timeline.measure import measure
+from spardl.diagnostics.timeline.model import (
+    Timeline,
+    after_backward,
+    halves,
+    ideal_halves,
+    in_backward,
+    in_halves,
+    whole,
+)
+from spardl.method.method import Method
+from spardl.protocol.programs import Phase
+from spardl.schedules import AfterBackward, Engine, Schedule, Training
+from spardl.schedules.fusion import Linear
+from spardl.vector.flat import FlatGradient
+from spardl.vector.layout import Layout
+from trainer.targets import importable
+
+Clusters = Mapping[int, ProcessGroupCluster]
+SOURCES = {**MODELS, "profile": from_profile}
+LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
+# Steps before the timed ones, after which schedules that calibrate have settled.
+SETTLING = 8
+
+
+@dataclass
+class Case:
+    """One method under one schedule.
+
+    Attributes:
+        method: Choice of ``compressor=``.
+        schedule: Choice of ``schedule=``.
+        synchronizer: Engine of the model of this case.
+        cluster: Cluster that runs the synchronizations.
+        streams: Number of synchronizations in flight on this cluster.
+        job: Model and data of this case.
+        seconds: Time per step in seconds, one value per round.
+    """
+
+    method: str
+    schedule: str
+    synchronizer: Engine
+    cluster: ProcessGroupCluster
+    streams: int
+    job: Job
+    seconds: list[float]
+
+    def step(self) -> None:
+        """Trains one step."""
+        self.synchronizer.begin(0)
+        loss = self.job.loss(self.job.model, self.job.data)
+        self.synchronizer.before_backward(last=True)
+        loss.backward()
+        self.synchronizer.collect()
+        self.synchronizer.finish()
+
+    def measure(self, steps: int) -> None:
+        """Records the mean time of consecutive steps, after one step that fills the pipeline."""
+        wait_for_all(self.cluster)
+        self.step()
+        began = time.perf_counter()
+        for _ in range(steps):
+            self.step()
+        self.seconds.append((time.perf_counter() - began) / steps)
+        self.synchronizer.flush()
+
+
+def wait_for_all(cluster: ProcessGroupCluster) -> None:
+    gather_rows(cluster, [torch.zeros(1)])
+
+
+def make_job(arguments: argparse.Namespace) -> Job:
+    torch.manual_seed(1)
+    source, _, name = arguments.model.partition(":")
+    if source not in SOURCES:
+        raise ConfigError(f"--model must be SOURCE:NAME with one of {', '.join(SOURCES)}, got {arguments.model}")
+    job = SOURCES[source](name, arguments)
+    job.model.train()
+    return job
+
+
+def make_case(method: str, schedule: str, streams: int, clusters: Clusters, arguments: argparse.Namespace) -> Case:
+    cluster = clusters[streams]
+    job = make_job(arguments)
+    choice, _, option = schedule.partition(":")
+    config = compose("train", [f"schedule={choice}", *([f"schedule.{option}"] if option else [])])
+    chosen: Schedule = instantiate(importable(config.schedule))
+    made = choices.build(method, "warmup.steps=0")
+    chosen.check(made, clips=False)
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-6, momentum=0.9)
+    training = Training(job.model, FlatGradient(job.model.named_parameters()), optimizer)
+    return Case(method, schedule, chosen.start(made, cluster, training), cluster, streams, job, [])
+
+
+def make_cases(arguments: argparse.Namespace) -> list[Case]:
+    """Combines all methods, schedules and numbers of streams."""
+    streams = [positive(word) for word in arguments.streams.split(",")]
+    clusters = {each: ProcessGroupCluster(timeout=120, streams=each) for each in streams}
+    combined = itertools.product(arguments.methods.split(","), arguments.schedules.split(","), clusters)
+    return [make_case(*choice, clusters, arguments) for choice in combined]
+
+
+def measured_profile(arguments: argparse.Namespace) -> Profile:
+    """Profile of the model, measured on all workers at once because they also share the machine in training."""
+    job = make_job(arguments)
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=1e-6, momentum=0.9)
+    return measure(
+        job.model,
+        lambda: job.loss(job.model, job.data),
+        optimizer,
+        name=arguments.model,
+        batch=arguments.batch,
+        passes=max(5, arguments.rounds),
+    )
+
+
+def compression(method: Method, cluster: ProcessGroupCluster, length: int) -> Linear:
+    """Returns the computation time of a synchronization by number of entries, from the ledger."""
+    (worker,), (ledger,) = cluster.local_workers, cluster.ledgers
+    sizes, seconds = [length // share for share in (64, 8, 1)], []
+    for size in sizes:
+        state, found = method.init_state(Layout.flat(size), torch.float32), []
+        for _ in range(4):
+            method.accumulate(torch.randn(size), state)
+            before = sum(ledger.seconds[phase] for phase in LOCAL)
+            cluster.run([method.average(worker, state)])
+            found.append(sum(ledger.seconds[phase] for phase in LOCAL) - before)
+        seconds.append(median(found[1:]))
+    return Linear.fit(sizes, seconds)
+
+
+def predict(case: Case, method: Method, profile: Profile, workers: int, network: Network, local: Linear) -> Timeline:
+    groups = case.synchronizer.partition
+    if getattr(case.synchronizer, "pauses", False):
+        return in_halves(profile, groups, *halves(method, workers, network, local))
+    if case.schedule == AfterBackward.name:
+        return after_backward(profile, whole(method, workers, network, local))
+    return in_backward(profile, groups, whole(method, workers, network, local))
+
+
+def ideal_of(method: Method, profile: Profile, workers: int, gbit: float) -> float | None:
+    """Returns the step time that counts only bytes at a bandwidth; ``None`` for a method without halves."""
+    try:
+        both = halves(method, workers, Network(alpha=0, gbit=gbit), lambda entries: 0.0)
+    except ConfigError:
+        return None
+    first, second = (half.seconds(sum(profile.entries)) for half in both)
+    return ideal_halves(profile, first, second)
+
+
+def rows(cases: Sequence[Case], cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Measures and predicts all cases."""
+    profile = measured_profile(arguments)
+    network = measured_network(cluster)
+    methods = {name: choices.build(name, "warmup.steps=0") for name in dict.fromkeys(case.method for case in cases)}
+    local = {name: compression(method, cluster, sum(profile.entries)) for name, method in methods.items()}
+    for case in cases:
+        for _ in range(arguments.settle):
+            case.step()
+        case.synchronizer.flush()
+    for _ in range(arguments.rounds):
+        for case in cases:
+            case.measure(arguments.steps)
+    found = []
+    for case in cases:
+        setting = (methods[case.method], profile, cluster.size, network, local[case.method])
+        found.append(
+            {
+                "method": case.method,
+                "schedule": case.schedule,
+                "groups": len(case.synchronizer.partition),
+                "streams": case.streams,
+                "seconds": case.seconds,
+                "predicted": predict(case, *setting).seconds if case.streams == 1 else None,
+                "ideal": ideal_of(methods[case.method], profile, cluster.size, network.gbit),
+                "bound": ideal_of(methods[case.method], profile, cluster.size, arguments.gbit),
+                "compute": profile.compute,
+                "alpha": network.alpha,
+                "gbit": network.gbit,
+            }
+        )
+    return found
+
+
+def shown(found: Sequence[dict[str, Any]]) -> str:
+    header = ["method", "schedule", "groups", "streams", "median s", "least", "most"]
+    header += ["predicted", "off", "ideal", "reached", "bound", "reached"]
+    rows = []
+    for row in found:
+        middle = median(row["seconds"])
+        cells = [row["method"], row["schedule"], str(row["groups"]), str(row["streams"])]
+        cells += [f"{value:.3f}" for value in (middle, min(row["seconds"]), max(row["seconds"]))]
+        cells += [f"{row['predicted']:.3f}", f"{row['predicted'] / middle - 1:+.1%}"] if row["predicted"] else ["", ""]
+        for name in ("ideal", "bound"):
+            cells += [f"{row[name]:.3f}", f"{row[name] / middle:.1%}"] if row[name] else ["", ""]
+        rows.append(cells)
+    first = found[0]
+    start = f"compute {first['compute']:.3f} s; a round {1e6 * first['alpha']:.0f} us and {first['gbit']:.3f} Gbit/s"
+    return f"{start}\n{markdown([header, *rows])}"
+
+
+WORKERS = True
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--model", default="torchvision:resnet18", help=f"SOURCE:NAME of {', '.join(SOURCES)}")
+    parser.add_argument("--compute", type=float, help="seconds of forward and backward pass of profile:FILE")
+    parser.add_argument("--batch", type=int, default=16, help="examples per worker and step")
+    parser.add_argument("--size", type=int, default=64, help="side of a picture in pixels")
+    parser.add_argument("--seq", type=int, default=64, help="tokens per text")
+    parser.add_argument("--methods", default="none", help="comma-separated choices of compressor=")
+    parser.add_argument(
+        "--schedules", default="after_backward,wfbp,dear", help="comma-separated schedules, such as wfbp:bucket_mb=5"
+    )
+    parser.add_argument("--gbit", type=float, required=True, help="bandwidth of a link, for the bound")
+    parser.add_argument("--rounds", type=positive, default=7, help="turns per case")
+    parser.add_argument("--steps", type=positive, default=3, help="steps per turn")
+    parser.add_argument("--settle", type=positive, default=SETTLING, help="steps per case before the first turn")
+    parser.add_argument("--streams", default="1", help="comma-separated numbers of synchronizations in flight")
+
+
+def run(arguments: argparse.Namespace) -> list[dict[str, Any]] | None:
+    dist.init_process_group("gloo")
+    cluster = ProcessGroupCluster(timeout=120)
+    with choices.composing():
+        cases = make_cases(arguments)
+        found = rows(cases, cluster, arguments)
+    if cluster.leads:
+        print(shown(found))
+    for used in dict.fromkeys(case.cluster for case in cases):
+        used.release()
+    cluster.close()
+    return found if cluster.leads else None

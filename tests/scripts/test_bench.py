@@ -1,0 +1,371 @@
+"""scripts/bench.py and the benchmarks in one process or between equal workers: what they print, write and refuse."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from scripts import bench
+from scripts.benchmarks import emulated, gpu, packing, simulated, timing
+from scripts.labs.first_process import tool
+from spardl.clusters.profile import LayerTimes, Profile
+from spardl.diagnostics.timeline.measure import measure
+from spardl.vector.flat import FlatGradient
+from tests.support.labs import ROOT, in_a_lab, lab, missing
+from tests.support.measuring import undisturbed
+
+TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
+TIMED = {
+    "packing": (
+        ["--entries=20000", "--densities=0.01", "--types", "float32", "bfloat16"],
+        ["compiled write", "portable write", "compiled read", "portable read", "plain write", "plain read", "copy"],
+    ),
+    "merge": (["--entries=20000", "--counts", "2", "3"], ["compiled", "portable", "coalesce", "copy"]),
+    "selection": (
+        ["--entries=20000", "--settle=30"],
+        ["residual.add_(gradient)", "g + r, torch.topk", "spardl", "spardl, scope=chunk", "spardl, portable"],
+    ),
+    "simulated": (["--workers=3,8", "--entries=5000"], ["3 workers, 5,000 entries", "8 workers, 5,000 entries"]),
+}
+# The second layer is used last, though it is registered before the third.
+LAYERS = (
+    LayerTimes("a", 4000, 0.0, 0.012),
+    LayerTimes("b", 7000, 0.008, 0.003),
+    LayerTimes("c", 5000, 0.004, 0.009),
+)
+PROFILE = Profile("three", "none", 1, LAYERS, forward=0.012, backward=0.012, update=0.0)
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Benchmarks switch kernels and set threads."""
+    monkeypatch.setenv("SPARDL_KERNELS", "compiled")
+    monkeypatch.setattr("torch.set_num_threads", lambda count: None)
+    monkeypatch.chdir(ROOT)
+
+
+def program(*words: str, timeout: float = 240) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True, timeout=timeout)  # noqa: PLW1510
+
+
+@pytest.mark.parametrize("name", TIMED)
+def test_every_candidate_is_measured(name: str, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (words, candidates), file = TIMED[name], tmp_path / "found.json"
+    assert bench.main([name, *words, "--repetitions=3", f"--json={file}"]) == 0
+    printed, written = capsys.readouterr().out, json.loads(file.read_text())
+    assert written["setting"]["repetitions"] == 3
+    assert len(written["cases"]) == (2 if name in ("packing", "merge") else 1)
+    for title, found in written["cases"].items():
+        assert title in printed
+        assert [row["name"] for row in found] == candidates
+        assert all(len(row["seconds"]) == 3 and min(row["seconds"]) > 0 for row in found)
+        assert all(f"| {1000 * row['median']:.3f} |" in printed for row in found)
+        assert name != "selection" or found[2]["equals torch.topk"] == "True"
+        for row, workers in zip(found, (3, 8), strict=False) if name == "simulated" else ():
+            assert row[simulated.PER_WORKER] == pytest.approx(1000 * row["median"] / workers)
+            assert 0.05 < row[simulated.MEMORY] < 50
+
+
+@pytest.mark.slow
+def test_whole_synchronizations_are_measured(tmp_path: Path) -> None:
+    words = ["--entries", "50000", "--settle", "5", "--repetitions", "3", "--json", str(tmp_path / "found.json")]
+    done = program(*TORCHRUN, "scripts/bench.py", "sync", *words, "--methods", "spardl,topka")
+    assert done.returncode == 0, done.stderr
+    written = json.loads((tmp_path / "found.json").read_text())
+    ((_, found),) = written["cases"].items()
+    ours = ["spardl, exact", "spardl, bfloat16", "topka, exact", "topka, bfloat16"]
+    torchs, measured = [row["name"] for row in found][:-4], [row["name"] for row in found][-4:]
+    assert measured == ours
+    assert {"torch fp16 hook", "torch bf16 hook", "torch PowerSGD hook, rank 4"} < set(torchs)
+    header, *lines = written["setting"]["breakdown"]
+    assert [line[0] for line in lines] == ours
+    per_entry = [float(line[header.index("bytes/entry")]) for line in lines]
+    assert 5 < per_entry[0] < 5.5
+    assert 3 < per_entry[1] < 3.5
+    assert all(f"| {name} |" in done.stdout for name in ours)
+
+
+def test_packing_says_how_many_bytes_an_entry_takes() -> None:
+    vector = packing.random_vector(50_000, 0.01)
+    found = {row.name: row.figures for row in packing.measure(vector, torch.bfloat16, 1)}
+    assert found["compiled read"]["bytes/entry"] == found["portable write"]["bytes/entry"] <= 3.3
+    assert found["plain read"]["bytes/entry"] == 8
+    assert "bytes saved by indices take" in packing.verdict(packing.measure(vector, torch.float32, 1), torch.float32)
+
+
+def test_candidates_take_turns() -> None:
+    calls: list[str] = []
+    found = timing.interleaved({"a": lambda: calls.append("a"), "b": lambda: calls.append("b")}, 3)
+    assert calls == ["a", "b"] * 4
+    assert [len(seconds) for seconds in found.values()] == [3, 3]
+
+
+def test_table_and_file_have_medians_and_further_figures(tmp_path: Path) -> None:
+    found = timing.rows({"ours": [0.003, 0.001, 0.002], "floor": [0.001] * 3}, {"ours": {"bytes": 5.25, "note": "x"}})
+    lines = timing.table(found, "floor").splitlines()
+    assert lines[0] == "|  | median ms | least..most | x floor | bytes | note |"
+    assert lines[2] == "| ours | 2.000 | 1.000..3.000 | 2.00 | 5.25 | x |"
+    assert lines[3] == "| floor | 1.000 | 1.000..1.000 | 1.00 |  |  |"
+    written = timing.content({"one": found}, Namespace(entries=4, json=tmp_path, none=None), more=1)
+    assert written["setting"] == {"entries": 4, "more": 1}
+    row = {"name": "ours", "median": 0.002, "seconds": [0.003, 0.001, 0.002], "bytes": 5.25, "note": "x"}
+    assert written["cases"]["one"][0] == row
+
+
+def test_sketches_are_measured_on_a_real_training(capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["--steps", "2", "--rows", "3", "--columns", "2", "--candidates", "4", "--lengths", "1000"]
+    assert bench.main(["sketch", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    (row,) = [line for line in lines if line.startswith("| 3 | 2 | 4 |")]
+    shares = [float(share) for share in re.findall(r"([\d.]+)% \(", row)]
+    assert len(shares) == 3
+    assert all(10 < share <= 100 for share in shares)
+    assert lines[-2].startswith("| 1000 | 3 | ")
+
+
+def test_the_list_has_every_benchmark(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["--list"])
+    lines = capsys.readouterr().out.splitlines()
+    assert {line.split()[0] for line in lines} > {"accuracy", "hooks", "link", "overlap", "schedules", "sync"}
+    assert all(len(line.split()) > 4 for line in lines)
+    assert "timing" not in bench.benchmarks()  # shared code
+
+
+def test_the_help_of_a_benchmark_is_its_own(capsys: Any) -> None:
+    with pytest.raises(SystemExit) as ended:
+        bench.main(["merge", "--help"])
+    assert ended.value.code == 0
+    assert "--counts" in capsys.readouterr().out
+
+
+def test_ids_of_measurements_name_benchmarks() -> None:
+    assert bench.current(["scripts/bench_sync.py", "--a b"]) == ["scripts/bench.py", "sync", "--a b"]
+    assert bench.current(["train.py", "x"]) == ["train.py", "x"]
+
+
+ACCURACY = "accuracy --case ddp --steps 2 --train model=lstm_imdb,dataset=synthetic_imdb "
+HOOKS = "case foo: 'foo' does not exist; use one of alone, ddp, torch.fp16"
+CONSECUTIVE, LM = "needs consecutive batches", "model=lstm_ptb,dataset=pydocs"
+FOLDER = "--json none/x.json: create the folder none first"
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ("mergee", "benchmark 'mergee' does not exist; choose from accuracy, "),
+        ("merge --json none/x.json", FOLDER),
+        ("schedules --models foo", "--models foo is unknown"),
+        ("link --mb 0", "--mb must be above 0, got 0"),
+        ("link", "at least two workers are needed"),
+        ("link --throttle x", "--throttle=x is not a network; use ethernet_1g"),
+        ("gpu --entries 5", "--entries must be at least 100, got 5"),
+        ("gpu", "--device cuda found no GPU; rehearse with --device cpu"),
+        ("sync --methods nothing", "compressor=nothing does not exist"),
+        (f"{ACCURACY} --case foo", HOOKS),
+        (f"{ACCURACY} --case spardl.topka,optimizer=adam", "write optimizer=True or optimizer=False, not 'adam'"),
+        (f"{ACCURACY} --json none/x.json", FOLDER),
+        (f"{ACCURACY} --train {LM}", CONSECUTIVE),
+        (f"{ACCURACY} --train model=none", "--train model=none: "),
+        (f"{ACCURACY} --train model=lstm_imdb,dataset=imdb,data_dir=/none", "imdb"),
+        ("hooks --cases foo", HOOKS),
+        ("hooks --cases ddp spardl.topka,density", "write an option as name=value, not 'density'"),
+        (f"hooks --train {LM}", CONSECUTIVE),
+    ],
+)
+def test_bad_input_is_one_line(words: str, reason: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
+    monkeypatch.setenv("WORLD_SIZE", "2" if "--throttle" in words else "1")
+    assert bench.main(words.split()) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("error: ")
+    assert reason in line
+
+
+@pytest.mark.parametrize("words", ["sync", "overlap --gbit 1", "link", "hooks", ACCURACY])
+def test_who_is_no_worker_is_told_so(words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert bench.main(words.split()) == 2
+    reason = "error: no RANK in the environment; start this with scripts/netlab.py run or torchrun\n"
+    assert capsys.readouterr().err == reason
+
+
+def test_a_count_of_none_is_refused(capsys: Any) -> None:
+    with pytest.raises(SystemExit):
+        bench.main(["merge", "--repetitions", "0"])
+    assert "must be at least 1, got 0" in capsys.readouterr().err
+
+
+SHORTLY = {
+    "link": "--mb 1 --rounds 2 --short-rounds 3",
+    "overlap": "--model profile:scripts/profiles/resnet20.json --rounds 1 --steps 1 --compute 0.05",
+    "sync": "--entries 50000 --settle 2 --repetitions 1",
+    "hooks": "--rounds 2 --steps 2 --settle 2 --seeds 1 --train model=resnet20,dataset=digits",
+    "selection": "--entries 20000 --settle 2 --repetitions 1",
+    "packing": "--entries 20000 --repetitions 1",
+    "merge": "--entries 20000 --repetitions 1",
+    "schedules": "--models resnet50",
+}
+
+
+def commands() -> list[str]:
+    """Commands of the documentation that run a benchmark, as typed."""
+    pages = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "tables").glob("*.md")]
+    lines = [line for page in pages for line in page.read_text().replace("\\\n", " ").splitlines()]
+    return sorted(line for line in lines if re.match(r"(python|torchrun) .*scripts/bench\.py", line))
+
+
+def test_the_documentation_runs_the_benchmarks() -> None:
+    assert {shlex.split(line.split("bench.py")[1])[0] for line in commands()} == SHORTLY.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.netlab
+@pytest.mark.parametrize("command", commands())
+def test_commands_of_the_pages_run(command: str, tmp_path: Path) -> None:
+    words = shlex.split(command, comments=True)
+    if "scripts/netlab.py" in words and (reason := missing() or (not tool("iptables") and "needs iptables")):
+        pytest.skip(reason)
+    name = words[words.index("scripts/bench.py") + 1]
+    words += [*SHORTLY[name].split(), f"--json={tmp_path / 'found.json'}"]
+    words = [sys.executable if word == "python" else word for word in words]
+    if words[0] == "torchrun":
+        words[:1] = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1"]
+    done = program(*words[1:])
+    assert done.returncode == 0, done.stderr
+    assert "| --- |" in done.stdout
+    assert json.loads((tmp_path / "found.json").read_text())
+
+
+@in_a_lab
+@pytest.mark.skipif(not tool("iptables"), reason="needs the program iptables")
+def test_a_lab_with_a_delay(tmp_path: Path) -> None:
+    """A round takes gloo two ways: the receiver says that it is ready, then it is sent to."""
+    file = tmp_path / "link.json"
+    words = ["run", "--workers", "3", "--gbit", "1", "--delay-ms", "2", "--timeout", "200", "--", sys.executable]
+    done = lab(*words, "-W", "ignore", "scripts/bench.py", "link", *SHORTLY["link"].split(), "--json", str(file))
+    assert done.returncode == 0, done.stderr
+    found = json.loads(file.read_text())
+    assert (found["workers"], found["bytes"]) == (3, 1_000_000)
+    seconds = found["seconds"]
+    assert {name: len(times) for name, times in seconds.items()} == {"round_trip": 3, "short_round": 3, "long_round": 2}
+    assert min(seconds["round_trip"]) >= 4e-3
+    assert min(seconds["short_round"]) >= 2e-3
+    # 128 KiB may go at once.
+    assert min(seconds["long_round"]) >= (found["bytes"] - 131072) * 8e-9 + 2e-3
+    assert "| round trip |" in done.stdout
+
+
+@pytest.mark.slow
+def test_a_throttle_without_a_lab(tmp_path: Path) -> None:
+    file = tmp_path / "link.json"
+    words = ["link", *SHORTLY["link"].split(), "--throttle", "ethernet_1g", "--json", str(file)]
+    done = program(*TORCHRUN, "scripts/bench.py", *words)
+    assert done.returncode == 0, done.stderr
+    seconds = json.loads(file.read_text())["seconds"]
+    assert min(seconds["short_round"]) >= 50e-6 + 8 * 8e-9
+    assert min(seconds["long_round"]) >= 50e-6 + 1e6 * 8e-9
+
+
+def test_sleeping_model_matches_its_profile(tmp_path: Path) -> None:
+    PROFILE.write(tmp_path / "three.json")
+    job = emulated.from_profile(str(tmp_path / "three.json"), Namespace(compute=0.048))
+    gradient = FlatGradient(job.model.named_parameters())
+    assert [layer.entries for layer in gradient.layers] == [4000, 5000, 7000]
+    optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
+    found = measure(
+        job.model, lambda: job.loss(job.model, job.data), optimizer, name="three", batch=1, passes=2, warmup=0
+    )
+    # Nobody wakes up too early.
+    expected = sorted(PROFILE.scaled(0.048).layers, key=lambda layer: layer.needed)
+    for ours, theirs in zip(found.layers, expected, strict=True):
+        assert ours.needed >= theirs.needed - 1e-4
+        assert ours.ready >= theirs.ready - 1e-4
+    assert found.compute >= 0.048
+
+
+@in_a_lab
+@pytest.mark.timeout(900)
+def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
+    PROFILE.write(tmp_path / "three.json")
+    words = (
+        f"scripts/bench.py overlap --gbit 0.1 --model profile:{tmp_path}/three.json --methods none,spardl --rounds 2"
+    )
+    words += " --steps 1 --streams 1,2 --schedules after_backward,wfbp:bucket_mb=0,layer_fusion,dear:layers=1"
+    begin = ["run", "--workers", "2", "--gbit", "0.1", "--", sys.executable]
+
+    def measured() -> list[dict[str, Any]]:
+        done = lab(*begin, *words.split(), f"--json={tmp_path}/o.json", timeout=240)
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.count("\n| none | ") == 8
+        rows: list[dict[str, Any]] = json.loads((tmp_path / "o.json").read_text())
+        return rows
+
+    def holds(rows: list[dict[str, Any]]) -> bool:
+        """Sleeping is a lower bound, and so is the ideal at the bandwidth that was measured just before."""
+        return all(min(row["seconds"]) >= max(0.024, 0.9 * row["ideal"]) for row in rows)
+
+    found = undisturbed(measured, holds)
+    alone, several = found[::2], found[1::2]
+    assert [(row["method"], row["schedule"].partition(":")[0], row["groups"]) for row in alone[:2] + alone[3:4]] == [
+        ("none", "after_backward", 1),
+        ("none", "wfbp", 3),
+        ("none", "dear", 3),
+    ]
+    assert [(row["method"], row["schedule"]) for row in several] == [(row["method"], row["schedule"]) for row in alone]
+    assert [len(alone), len(several)] == [8, 8]
+    # A prediction is made for one stream only.
+    assert all(row["streams"] == 1 and row["predicted"] > 0 for row in alone)
+    assert all(row["streams"] == 2 and row["predicted"] is None for row in several)
+    assert all(len(row["seconds"]) == 2 for row in found)
+
+
+def test_selections_are_exact_and_measured_by_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPARDL_KERNELS", "portable")
+    rows = gpu.select(torch.device("cpu"), 1000, turns=1)
+    assert [(row["entries"], row["dtype"]) for row in rows] == [(1000, "float32"), (1000, "bfloat16")]
+    assert all(row["exact"] and min(row["select"], row["topk"], row["copy"]) > 0 for row in rows)
+
+
+def test_reads_count_as_waits_without_a_gpu() -> None:
+    values = torch.ones(3)
+    counts = gpu.counted(torch.device("cpu"), lambda: (values.sum().item(), values.max().item()))
+    assert counts == {"launches": None, "waits": 2}
+
+
+def test_a_gpu_is_judged_and_a_rehearsal_is_not(capsys: pytest.CaptureFixture[str]) -> None:
+    row = {"entries": 9, "dtype": "float32", "exact": True, "select": 3.0, "topk": 4.0, "copy": 1.0}
+    for device in ("cuda", "cpu"):
+        gpu.report_selection(gpu.judge_on(device), [row, {**row, "topk": 2.0}, {**row, "copy": 0.5}])
+    verdicts = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert verdicts == ["ok", "slow", "slow", "tried", "tried", "tried"]
+
+
+@pytest.mark.slow
+def test_every_measurement_of_a_gpu_is_written(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """All sections but the checks of the doctor, which has its own tests."""
+    monkeypatch.setenv("SPARDL_KERNELS", "portable")
+    file = tmp_path / "found.json"
+    words = ["--device", "cpu", "--entries", "1000", "--turns", "1", "--small", "--json", str(file)]
+    assert bench.main(["gpu", *words, "--sections", "selection", "synchronization", "training"]) == 0
+    results = json.loads(file.read_text())["results"]
+    over = [f"synchronization, {workers} over gloo on cpu" for workers in ("1 worker", "2 workers")]
+    assert list(results) == ["selection", *over, "training"]
+    for section in over:
+        assert [row["method"] for row in results[section]] == list(gpu.METHODS)
+    assert all(row["bytes"] > 0 for row in results[over[1]])
+    assert [row["way"] for row in results["training"]] == list(gpu.WAYS)
+    rows = [row for found in results.values() for row in found]
+    assert capfd.readouterr().out.count("tried ") == len(rows)

@@ -62,7 +62,6 @@ class _Watch(Trace):
     states: dict[int, _Noting] = field(default_factory=dict)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Replaces the state of the worker in the first step."""
         if worker.rank not in self.states:
             assert isinstance(state.communication, SparDLState)
             self.states[worker.rank] = _Noting(**asdict(state.communication))
@@ -100,12 +99,10 @@ class Adaptation(TracedExhibit):
     trace = record_adaptation
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """Words of SparDL with each number of teams."""
         own = ("compressor=spardl", "communicator.gather=bruck")
         return {f"d = {teams}": (own[0], f"communicator.teams={teams}", own[1]) for teams in plan.teams}
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         return (
             f"{plan.titles}. {plan.steps} steps, B-SAG. Means over all workers' blocks; the union is what all teams "
@@ -114,7 +111,6 @@ class Adaptation(TracedExhibit):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         plan = at(scale, self.plans)
         return [
             Table(
@@ -130,7 +126,6 @@ class Adaptation(TracedExhibit):
         return row_of(teams, job, results.of(job), len(COLUMNS) - 1, _cells)
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = "h and the union over k by step, means over all blocks; the grey band is near k"
         return [

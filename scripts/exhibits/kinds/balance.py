@@ -64,7 +64,6 @@ class _Recorder(Trace):
     borders: list[int] = field(default_factory=list)
 
     def start(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies the selection of the worker."""
         assert isinstance(state.communication, OkTopkState)
         chosen = selection(method, worker, state)
         self.own.append(SparseVector(chosen, state.memory[chosen], state.memory.numel()))
@@ -226,11 +225,9 @@ class Balance(TracedExhibit):
     trace = record_loads
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """One variant; the words of the plan name the method."""
         return {"": ()}
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(f"{case.name} ({self.entries[case.name]:,} entries): {case.what}" for case in plan.cases)
         return (
@@ -242,7 +239,6 @@ class Balance(TracedExhibit):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         return [self._table(at(scale, self.plans), kind, results) for kind in KINDS]
 
     def _table(self, plan: TracePlan, kind: Kind, results: Results) -> Table:
@@ -262,7 +258,6 @@ class Balance(TracedExhibit):
         return [*(Cell(f"{figure:.3g}", figure) for figure in figures), Cell(kind.paper)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = "Entries of each worker over the mean of all, without (grey) and with balancing (blue)"
         return [

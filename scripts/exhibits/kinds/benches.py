@@ -97,5 +97,4 @@ class Timed(Computed):
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return f"{self.words} {self.job(scale).command}"

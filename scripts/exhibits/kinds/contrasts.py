@@ -42,7 +42,6 @@ class Contrasts(MethodComparison):
     question: str = field(kw_only=True)
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the methods and of their differences."""
         plan = at(scale, self.plans)
         return [*super().tables(scale, results), *(self._differences(plan, case, results) for case in plan.cases)]
 

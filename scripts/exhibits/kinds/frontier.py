@@ -71,14 +71,12 @@ class Frontier(Exhibit):
     courses: ByScale[Sequence[Course]]
 
     def jobs(self, scale: str) -> Sequence[Job]:
-        """All jobs; those that measure time come last."""
         courses = at(scale, self.courses)
         lessons = [lesson for course in courses for lesson in course.lessons()]
         paces = [course.pacing(gbit) for course in courses for gbit in course.gbits]
         return [*lessons, *paces, *(course.whole(*each) for course in courses for each in course.wholes())]
 
     def with_seeds(self, count: int) -> Frontier:
-        """The same exhibit with the seeds 1 to ``count``."""
         seeds = tuple(range(1, count + 1))
         return replace(
             self,
@@ -86,14 +84,12 @@ class Frontier(Exhibit):
         )
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         jobs = self.jobs(scale)
         timed = [job for job in jobs if job.alone]
         minutes = math.ceil(sum(job.expected or 0 for job in timed) / 60)
         return f"{len(jobs) - len(timed)} trainings, a minute of two cores each; {minutes} minutes alone on the machine"
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         rules = (
             "The loss after a step does not depend on the link, and the time of a step hardly depends on the loss. "
             "Losses are therefore those of whole untimed trainings by real workers, and seconds are steps times the "
@@ -147,7 +143,6 @@ class Frontier(Exhibit):
     # --- tables
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         courses = at(scale, self.courses)
         return [
             *(self.advice(course, goal, results) for course in courses for goal in self.goals(course, results)),
@@ -245,7 +240,6 @@ class Frontier(Exhibit):
     # --- figures
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         courses = at(scale, self.courses)
         seeds = max(
             len(succeeded(self._outcomes(course, entrant, results)))

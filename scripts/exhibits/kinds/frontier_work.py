@@ -158,7 +158,6 @@ class Lesson(Computation):
     """A learning curve by step, which does not depend on the link."""
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
-        """Result in a record, or ``None`` if it does not belong to this job."""
         result = content["result"]
         lines = [{"kind": "eval", **test} for test in result["evaluations"]]
         return Outcome(where, result, made=content["environment"], lines=lines)

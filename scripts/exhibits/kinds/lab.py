@@ -251,12 +251,10 @@ class Measured(Computed):
     recipe: int = EDITION
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """Models whose passes are assumed, not measured."""
         model = slept(dict(at(scale, self.arguments))["words"])
         return [model] if model else []
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Measured:
-        """The same exhibit with measured passes in place of assumed ones."""
         models = {slept(dict(each)["words"]) for each in self.arguments.values()}
         own = {model: given[model] for model in models if model in given}
         arguments = {scale: _asleep(each, own) for scale, each in self.arguments.items()}
@@ -271,11 +269,9 @@ class Measured(Computed):
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return f"{self.words} {self.job(scale).command}"
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         sheets = [made for made in results.of(self.job(scale)).data.get("sheets", ()) if MEDIAN in made["columns"]]
         words = "bars and figures: medians, with minimum and maximum; diamonds: predictions"
         return [

@@ -212,11 +212,9 @@ class _Both(Trace):
     same: list[float] = field(default_factory=list)
 
     def start(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Makes both variants of the method in the first step."""
         self.ways, self.layout = self.ways or ways(sparse(method)), state.layout
 
     def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
-        """Runs both variants."""
         best = largest_of(torch.stack(list(vectors)).mean(0), self.wanted)
         found = {name: way.average(self.layout, vectors) for name, way in self.ways.items()}
         for name, own in found.items():
@@ -265,11 +263,9 @@ class Laziness(TracedExhibit):
     trace = compare_selections
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """SparDL as it is."""
         return {"": ("compressor=spardl",)}
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         return (
             f"{plan.titles}. {plan.steps} steps of training with SparDL without teams; both ways get the same "
@@ -281,7 +277,6 @@ class Laziness(TracedExhibit):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         plan = at(scale, self.plans)
         rows = [row for case in plan.cases for row in self._rows(self.job(plan, case, ""), case, results)]
         return [Table(self.title, COLUMNS, rows)]
@@ -294,7 +289,6 @@ class Laziness(TracedExhibit):
         return [Row(f"{case.title}, {way}", _cells(outcome.data[way], same[way]), [job]) for way in (LAZY, EAGER)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         caption = "Mass that is sent over the most that is possible, by step, if blocks are cut lazily and at once"
         return [
             Picture(case.name, caption, partial(_draw, data), case.title, palette.looks((LAZY, EAGER)))

@@ -100,7 +100,6 @@ class Lap(Measurement):
     """Run of one entrant on one link with one seed."""
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
-        """Result in a record, or ``None`` if it does not belong to this job."""
         result = content["result"]
         lines = [{"kind": "eval", **test} for test in result["evaluations"]]
         return Outcome(where, result, made=content["environment"], lines=lines)
@@ -129,24 +128,20 @@ class Race(Exhibit):
         return Lap(self.name, raced, arguments, typed(course.workers, gbit, words), self.recipe, seconds)
 
     def jobs(self, scale: str) -> Sequence[Lap]:
-        """All jobs; methods alternate seed by seed, so that other load affects all of them alike."""
         course = at(scale, self.courses)
         choices = product(course.seeds, course.gbits, course.entrants)
         return [self.job(course, gbit, entrant, seed) for seed, gbit, entrant in choices]
 
     def with_seeds(self, count: int) -> Race:
-        """The same exhibit with the seeds 1 to ``count``."""
         seeds = tuple(range(1, count + 1))
         return replace(self, courses={scale: replace(each, seeds=seeds) for scale, each in self.courses.items()})
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         jobs = self.jobs(scale)
         minutes = sum(job.expected or 0 for job in jobs) / 60
         return f"{len(jobs)} runs, about {math.ceil(minutes)} minutes, alone on the machine"
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         course = at(scale, self.courses)
         own = "; ".join(f"{each.name}: {' '.join((each.case, *each.words))}" for each in course.entrants)
         return (
@@ -172,7 +167,6 @@ class Race(Exhibit):
         return Target.near(last, course.lower, found[0].data["metric"], MARGIN)
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         words = target.words if target else "no target yet, for dense training has no result"
@@ -190,7 +184,6 @@ class Race(Exhibit):
         return tables
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """Results of the methods on each task."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         return [
@@ -206,7 +199,6 @@ class Race(Exhibit):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         caption = (

@@ -177,7 +177,6 @@ class Regimes(Exhibit):
     sizes: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """Models whose passes are assumed, not measured."""
         del scale
         return [name for name in self._shown if not self.sizes[name].measured]
 
@@ -186,7 +185,6 @@ class Regimes(Exhibit):
         return list(dict.fromkeys((*self.models, *(model for model, _ in self.settings))))
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Regimes:
-        """The same exhibit with measured passes in place of assumed ones."""
         own = {name: passes for name, passes in given.items() if name in self._shown}
         return replace(self, sizes=measured_models(self.sizes, own), basis=basis_of(self.basis, own))
 
@@ -195,15 +193,12 @@ class Regimes(Exhibit):
         return cycle_of(self.name, self.methods[method], self.workers, self.density, at(scale, self.kept))
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
         return [self.job(scale, method) for method in self.methods]
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         return f"{len(self.methods)} counts, a minute; those of spardl.breakdown at the scales laptop and paper"
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return (
             f"{self.workers} workers, density {self.density}; {self.ours} with the better of its numbers of teams at "
             "every place. How much faster messages are depends, apart from a few counts in messages, on one ratio: "
@@ -237,7 +232,6 @@ class Regimes(Exhibit):
                 yield f"{rival}{BY_FORMULAS}", self.stated, rival
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         costs = self.costs(scale, results)
         if costs is None:
             lost = [(method, results.of(self.job(scale, method))) for method in self.methods]
@@ -297,7 +291,6 @@ class Regimes(Exhibit):
             yield _cell(costs, self.dense, part, model, network)
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         costs = self.costs(scale, results)
         if costs is None:
             return []

@@ -62,13 +62,11 @@ class StudyGrid(MethodComparison):
     grid: Mapping[str, Point] = field(default_factory=_grid, kw_only=True)
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         plan = at(scale, self.plans)
         kinds = (self.by_axis, self.table, self.by_compressor)
         return [table(plan, case, results) for case in plan.cases for table in kinds]
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return (
             f"{super().caption(scale)}. All points have one learning rate; not all combinations are possible, so the "
             "choices of an axis differ in their other choices as well: the last columns compare pairs that are equal "
@@ -126,7 +124,6 @@ class StudyGrid(MethodComparison):
         return Table(f"{self.title}, each at its best: {case.name}", (*columns, *last), rows)
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """Results of each compressor at the setting that is best for the other seeds."""
         plan = at(scale, self.plans)
         return [line for case in plan.cases for line in self._lines(plan, case, results)]
 
@@ -172,7 +169,6 @@ class StudyGrid(MethodComparison):
         return Row(name, cells, [self.job(plan, case, method, seed) for method in methods for seed in plan.seeds])
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         plan = at(scale, self.plans)
         return [picture for case in plan.cases for picture in self._pictures(plan, case, results)]
 

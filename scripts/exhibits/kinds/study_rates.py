@@ -55,7 +55,6 @@ class StudyRates(MethodComparison):
     settings: Mapping[str, Setting] = field(default_factory=_settings, kw_only=True)
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return (
             f"{super().caption(scale)}. For each seed, the learning rate (and in the second table the setting) is the "
             "one that is best for the other seeds; what fails with a seed is no choice. Points: some of "
@@ -63,7 +62,6 @@ class StudyRates(MethodComparison):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         plan = at(scale, self.plans)
         kinds = (("each at its best rate", self._rows), ("each compressor at its best", self._compressors))
         found = [(case, self._groups(plan)) for case in plan.cases]
@@ -72,7 +70,6 @@ class StudyRates(MethodComparison):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """One picture per case: results of each row at its rates. One line per training would be unreadable."""
         plan = at(scale, self.plans)
         return [picture for case in plan.cases for picture in self._pictures(plan, case, results)]
 
@@ -88,7 +85,6 @@ class StudyRates(MethodComparison):
 
     @property
     def dense_names(self) -> Sequence[str]:
-        """Dense training at each learning rate."""
         return [name for name, (row, _) in self.settings.items() if row == DENSE]
 
     def choices_of(self, sent: str, scale: str, results: Results) -> list[str]:

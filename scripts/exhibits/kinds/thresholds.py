@@ -47,13 +47,11 @@ class _Counts(Trace):
     sums: list[int] = field(default_factory=list)
 
     def start(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Counts the entries that the worker selects."""
         if len(self.local) == self.looked:
             self.local.append([])
         self.local[-1].append(selection(method, worker, state).numel())
 
     def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
-        """Counts the sums."""
         self.sums.append(len(average) if isinstance(average, SparseVector) else average.numel())
 
 
@@ -117,11 +115,9 @@ class Thresholds(TracedExhibit):
     trace = count_selected
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """Words of each method."""
         return {name: words for name, (words, _) in self.methods.items()}
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         return (
             f"{plan.titles}. {plan.length}, without the dense warm-up of the papers: residuals "
@@ -131,7 +127,6 @@ class Thresholds(TracedExhibit):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         plan = at(scale, self.plans)
         return [
             Table(
@@ -153,7 +148,6 @@ class Thresholds(TracedExhibit):
         return ["own", "sums"] if self.methods[method][1] else ["own"]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         plan, looks = at(scale, self.plans), palette.looks(self.methods)
         caption = (
             "Selected / wanted by step; bands from the minimum to the maximum over the workers; grey: the published "

@@ -220,12 +220,10 @@ class MethodComparison(Planned):
         return [name for name, words in self.methods.items() if words == ALONE]
 
     def jobs(self, scale: str) -> Sequence[Training]:
-        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, *choice) for choice in product(plan.cases, self.compared(plan), plan.seeds)]
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         if at(scale, self.plans).cost:
             return super().cost(scale)
         work = self.jobs(scale)
@@ -233,12 +231,10 @@ class MethodComparison(Planned):
         return f"{len(work)} trainings, about {hours:.1f} hours of a core"
 
     def with_seeds(self, count: int) -> MethodComparison:
-        """The same exhibit with the seeds 1 to ``count``."""
         seeds = tuple(range(1, count + 1))
         return replace(self, plans={scale: replace(plan, seeds=seeds) for scale, plan in self.plans.items()})
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         own = "".join(f". {case.name}, {name}: {' '.join(words)}" for case in plan.cases for name, words in case.own)
@@ -246,7 +242,6 @@ class MethodComparison(Planned):
         return f"{cases}{own}. {seeds}. {' '.join((*plan.words, *plan.sparse))}"
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         return [self.table(at(scale, self.plans), case, results) for case in at(scale, self.plans).cases]
 
     def table(self, plan: Plan, case: Case, results: Results) -> Table:
@@ -273,7 +268,6 @@ class MethodComparison(Planned):
         )
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """Results of the methods on each task."""
         plan = at(scale, self.plans)
         choices = product(plan.cases, self.compared(plan)) if self.proposed else ()
         return [self._tried(plan, case, method, results) for case, method in choices]
@@ -288,7 +282,6 @@ class MethodComparison(Planned):
         return Role.PROPOSED if method in self.proposed else Role.OTHER
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = f"{METRIC}; mean of seeds {', '.join(map(str, plan.seeds))}, bands from the least to the most"
         styles = looks(self.compared(plan))

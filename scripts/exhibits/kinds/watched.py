@@ -109,7 +109,6 @@ class TracedExhibit(Planned):
         return Computation(self.traced, type(self).trace, arguments, shell)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, case, variant) for case in plan.cases for variant in self.variants(plan)]
 
@@ -144,14 +143,12 @@ class Trace:
         return step >= self.first and (step - self.first) % self.every == 0
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies the vector of the worker."""
         if self.observes(state.step):
             self.wanted = sparse(method).count(Context(worker, state.layout, state.step))
             self.vectors[worker.rank] = state.memory.clone()
             self.start(method, worker, state)
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """Passes on all vectors at the first result of a step."""
         if self.observes(step) and self.first + self.looked * self.every == step:
             self.looked += 1
             self.look([self.vectors[rank] for rank in sorted(self.vectors)], average)

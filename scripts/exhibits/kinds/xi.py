@@ -96,7 +96,6 @@ class _Selections(Trace):
     picture: dict[str, Any] = field(default_factory=dict)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies the vector of the worker; for the first worker in the last step, also its distribution."""
         super().before(method, worker, state)
         self.states[worker.rank] = state
         if state.step == self.last and worker.rank == 0:
@@ -111,13 +110,11 @@ class _Selections(Trace):
             }
 
     def after(self, worker: Worker, step: int, average: Sum) -> None:
-        """Evaluates all vectors at the first result of a step, then keeps the residual."""
         super().after(worker, step, average)
         if self.observes(step + 1):
             self.residuals[worker.rank] = self.states[worker.rank].memory.clone()
 
     def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
-        """Evaluates the vectors of all workers."""
         sums = average.dense() if isinstance(average, SparseVector) else average
         before = [self.residuals.get(rank, torch.zeros_like(sums)) for rank in range(len(vectors))]
         every = torch.stack(list(vectors))
@@ -160,11 +157,9 @@ class Selections(TracedExhibit):
     trace = measure_selections
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """Arguments of the method."""
         return {"": self.method}
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         return (
             f"{plan.titles}. {plan.length}. xi: the distance of the k largest entries of the mean of all workers' "
@@ -175,7 +170,6 @@ class Selections(TracedExhibit):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         plan = at(scale, self.plans)
         found = [(case.title, job, results.of(job)) for case in plan.cases for job in [self.job(plan, case, "")]]
         return [
@@ -184,7 +178,6 @@ class Selections(TracedExhibit):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         good, every = self.finished(scale, results), at(scale, self.plans).every
         xi = "xi by step, of exact selections and of the entries sent instead"
         distribution = "Entries of one worker's gradient and residual in the last step, and where thresholds cut"

@@ -157,7 +157,7 @@ def test_equal_factors_have_equal_colours_in_all_panels() -> None:
     drawn = []
     for values in ([[1.0, 2.0]], [[2.0, 4.0]]):
         figure = Figure(layout="constrained")
-        curves.draw_factors(figure, curves.Fields(values, ("a", "b"), ("c",)), ("x", "y"), (1.0, 4.0))
+        curves.draw_fields(figure, curves.Fields(values, ("a", "b"), ("c",), [["", ""]]), ("x", "y"), span=(1.0, 4.0))
         figure.draw_without_rendering()
         drawn.append([tuple(each) for each in figure.axes[0].collections[0].get_facecolors()])
     assert drawn[0][1] == drawn[1][0]

@@ -14,8 +14,7 @@ from scripts.exhibits import base, jobs
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.judging import NoEvidence
 from scripts.exhibits.claims.study import random_block
-from scripts.exhibits.kinds import study_points, study_rates
-from scripts.exhibits.kinds import study_points as lore
+from scripts.exhibits.kinds import study
 from scripts.exhibits.papers.catalogue import catalogue
 from tests.scripts import test_study
 
@@ -33,7 +32,7 @@ def test_all_points_of_the_preset_are_trained_and_no_others() -> None:
 def test_the_smallest_scale_has_every_choice() -> None:
     chosen = [GRID.grid[name] for name in GRID.compared(GRID.plans["smoke"])[1:]]
     assert {each for point in chosen for each in enumerate(point)} == {
-        each for point in lore.points() for each in enumerate(point)
+        each for point in study.points() for each in enumerate(point)
     }
     assert len(chosen) <= 8
 
@@ -62,7 +61,7 @@ def test_points_are_what_they_are_called(scale: str, composing: None) -> None:
 
 def point(words: str) -> Any:
     sent, *scope, residual, momentum, total = words.split(",")
-    return lore.Point(sent, "".join(scope), residual, momentum, total)
+    return study.Point(sent, "".join(scope), residual, momentum, total)
 
 
 @pytest.fixture
@@ -80,7 +79,7 @@ def values() -> Any:
 
 def test_marginals_by_hand(values: Any) -> None:
     grid = [*values, point("random_k,layer,none,after,allgather_dense")]
-    found = {(each.axis, each.choice): each for each in lore.marginals(grid, values)}
+    found = {(each.axis, each.choice): each for each in study.marginals(grid, values)}
     assert ("scope", "") not in found
 
     drawn = found["sent", "random_k"]
@@ -100,7 +99,7 @@ def test_marginals_by_hand(values: Any) -> None:
 
 
 def test_nothing_finished(values: Any) -> None:
-    for each in lore.marginals(list(values), {}):
+    for each in study.marginals(list(values), {}):
         assert (each.used, list(each.seeds), list(each.gains)) == (0, [], [])
 
 
@@ -108,15 +107,15 @@ def test_a_setting_is_chosen_without_the_seed_that_judges_it() -> None:
     lucky, steady = point("topk,layer,local,after,allgather"), point("topk,model,local,after,allgather")
     candidates = {lucky: [0.99, 0.5, 0.5], steady: [0.6, 0.61, 0.62]}
     # The best mean is the lucky one's, yet for the first seed the others would not have chosen it.
-    assert lore.held_out(candidates, lower=False) == [0.6, 0.5, 0.5]
-    assert lore.held_out(candidates, lower=True) == [0.99, 0.61, 0.62]
-    assert lore.held_out({steady: candidates[steady]}, lower=False) == candidates[steady]
+    assert study.held_out(candidates, lower=False) == [0.6, 0.5, 0.5]
+    assert study.held_out(candidates, lower=True) == [0.99, 0.61, 0.62]
+    assert study.held_out({steady: candidates[steady]}, lower=False) == candidates[steady]
 
 
 def test_a_single_seed_chooses_for_itself() -> None:
     steady, lucky = point("topk,model,local,after,allgather"), point("topk,layer,local,after,allgather")
-    assert lore.held_out({steady: [0.6], lucky: [0.99]}, lower=False) == [0.99]
-    assert lore.held_out({steady: [0.6], lucky: [0.99]}, lower=True) == [0.6]
+    assert study.held_out({steady: [0.6], lucky: [0.99]}, lower=False) == [0.99]
+    assert study.held_out({steady: [0.6], lucky: [0.99]}, lower=True) == [0.6]
 
 
 def results_of(folder: Path, lost: dict[str, str]) -> Any:
@@ -201,7 +200,7 @@ def test_pictures_show_every_point(tmp_path: Path, failing: str) -> None:
     assert ("sent: random_block" in labels) is not bool(lost)
 
 
-POINTS = study_rates.plain(study_points.points())
+POINTS = study.plain_points(study.points())
 EXHIBIT = catalogue()["study.rates"].with_seeds(3)
 CASE = EXHIBIT.plans["smoke"].cases[0]
 TOPK = "topk,layer,local,after,allgather"
@@ -210,7 +209,7 @@ TOPK = "topk,layer,local,after,allgather"
 def test_every_way_to_send_and_to_keep_is_there_once() -> None:
     pairs = [(point.sent, point.residual) for point in POINTS]
     assert len(pairs) == len(set(pairs))
-    assert set(pairs) == {(point.sent, point.residual) for point in study_points.points()}
+    assert set(pairs) == {(point.sent, point.residual) for point in study.points()}
     assert {point.momentum for point in POINTS} == {"after"}
 
 

@@ -19,7 +19,7 @@ from scripts.exhibits import jobs as exhibit_jobs
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.base import Verdict
 from scripts.exhibits.claims.catalogue import load_all
-from scripts.exhibits.kinds import adaptation, balance, lazy, thresholds, trainings, watched, xi
+from scripts.exhibits.kinds import adaptation, balance, lazy, thresholds, trainings, watched
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, OkTopk
@@ -266,14 +266,14 @@ def test_distances_by_hand() -> None:
     average = torch.tensor([0.0, 0.0, 3.0, 0.0])
     gradient = torch.tensor([0.0, 0.0, 0.0, 2.0])
     # The largest of the mean (2, -2, 3, 0) is 3; alone, each worker selects a 4, of whose means 2 one is kept.
-    own, sent = xi.distance(vectors, average, gradient, 1)
+    own, sent = thresholds.distance(vectors, average, gradient, 1)
     assert own == pytest.approx((3**2 + 2**2) ** 0.5 / 2)
     assert sent == 0
 
 
 def test_thresholds_by_hand() -> None:
     vector = torch.tensor([0.5, -3.0, 2.0, 1.0])
-    found = xi.thresholds_of(vector, torch.tensor([1, 2, 3]), 2)
+    found = thresholds.thresholds_of(vector, torch.tensor([1, 2, 3]), 2)
     assert (found["exact"], found["used again"]) == (2.0, 1.0)
     # Half of the entries lie beyond 0.6745 standard deviations of a normal distribution.
     assert found["normal fit"] == pytest.approx(0.125 + 0.67449 * vector.std().item(), rel=1e-4)
@@ -282,7 +282,7 @@ def test_thresholds_by_hand() -> None:
 def test_gradients_are_told_from_residuals() -> None:
     """Equal workers lose nothing by selecting alone; and the norm is the gradient's, whatever waits."""
     method = Method(ReusedThreshold(0.1, period=1), OkTopk(threshold_period=1), PartialResidual())
-    trace = xi._Selections(last=2)
+    trace = thresholds._Selections(last=2)
     bench = harness.Bench.build(watched.Watched.of(method, trace), 3, 100)
     source = torch.Generator().manual_seed(1)
     for step in range(3):
@@ -297,7 +297,7 @@ def test_gradients_are_told_from_residuals() -> None:
     apart = [torch.randn(100, generator=source, dtype=torch.float64) for _ in range(3)]
     before = [state.memory.clone() for state in bench.states]
     bench.step(apart)
-    expected = xi.distance(
+    expected = thresholds.distance(
         torch.stack([one + other for one, other in zip(before, apart, strict=True)]),
         torch.zeros(100, dtype=torch.float64),
         torch.stack(apart).mean(0),
@@ -310,7 +310,7 @@ def test_gradients_are_told_from_residuals() -> None:
 def test_of_some_steps_only_of_xi() -> None:
     """Figures of a step do not depend on whether earlier steps were traced."""
     method = Method(ReusedThreshold(0.1, period=1), OkTopk(threshold_period=1), PartialResidual())
-    watchers = xi._Selections(last=7), xi._Selections(last=7, every=3)
+    watchers = thresholds._Selections(last=7), thresholds._Selections(last=7, every=3)
     for watcher in watchers:
         bench = harness.Bench.build(watched.Watched.of(method, watcher), 3, 100)
         source = torch.Generator().manual_seed(2)
@@ -325,9 +325,9 @@ def test_of_some_steps_only_of_xi() -> None:
 def test_tables_and_pictures_by_hand() -> None:
     exhibit = catalogue()["oktopk.xi"]
     (job,) = exhibit.jobs("smoke")
-    cuts = dict(zip(xi.THRESHOLDS, (2.0, 1.0, 3.0), strict=True))
-    selected = dict(zip(xi.THRESHOLDS, (10, 15, 5), strict=True))
-    last = {"scale": 0.5, "counts": [1.0] * xi.BINS, "cuts": cuts, "selected": selected}
+    cuts = dict(zip(thresholds.THRESHOLDS, (2.0, 1.0, 3.0), strict=True))
+    selected = dict(zip(thresholds.THRESHOLDS, (10, 15, 5), strict=True))
+    last = {"scale": 0.5, "counts": [1.0] * thresholds.BINS, "cuts": cuts, "selected": selected}
     data = {"k": 10, "xi": [0.1, 0.2, 0.3, 0.4], "sent": [0.2, 0.2, 0.4, 0.6], "last": last}
     results = base.Results(Path("x"), {job: jobs.Outcome(Path("x"), data)})
     losses, places = exhibit.tables("smoke", results)

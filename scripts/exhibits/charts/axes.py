@@ -11,8 +11,6 @@ from typing import Any
 from scripts.exhibits.charts import palette
 from spardl.basics.errors import ConfigError
 
-__all__ = ["SIZE", "SMALL", "TEXT", "check_drawing", "drawing", "drawn", "explain", "logarithmic", "plain"]
-
 # Inches; two panels fit side by side on a page, one on a telephone.
 SIZE = (4.4, 2.7)
 # Font sizes in points: of text, and of numbers at axes.

@@ -11,22 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-__all__ = [
-    "INK",
-    "LINE",
-    "ON_FIELDS",
-    "PAGE",
-    "PAPER",
-    "SERIES",
-    "SOFT",
-    "Colour",
-    "Look",
-    "css",
-    "looks",
-    "readable",
-    "variables",
-]
-
 
 class Colour(NamedTuple):
     """One colour in two variants, each as ``#rrggbb``.

@@ -13,7 +13,7 @@ from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.judging import NoEvidence
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.kinds.lab import TURNS
-from scripts.exhibits.kinds.study_points import held_out
+from scripts.exhibits.kinds.study import held_out
 from scripts.exhibits.kinds.trainings import Case, MethodComparison
 from scripts.exhibits.kinds.watched import configuration
 from scripts.exhibits.measures import HIGHER_IS_BETTER, LEAST, figure_of, final_metric, seeds

@@ -8,8 +8,7 @@ from scripts.exhibits.base import Results
 from scripts.exhibits.claims.base import Figure
 from scripts.exhibits.claims.evidence import accuracies, against, best_elsewhere
 from scripts.exhibits.claims.judging import NoEvidence
-from scripts.exhibits.kinds.study_points import RANDOM_BLOCK
-from scripts.exhibits.kinds.study_rates import DENSE, StudyRates
+from scripts.exhibits.kinds.study import DENSE, RANDOM_BLOCK, StudyRates
 
 __all__ = ["random_block"]
 

@@ -18,8 +18,6 @@ from spardl.protocol.programs import Context, Cost, Worker
 from spardl.schedules.fusion import Linear
 from spardl.vector.layout import Layout
 
-__all__ = ["CountedCosts", "Cycle", "amortized", "count_costs", "count_cycle"]
-
 # Costs of each kind of step as JSON data.
 Cycle: TypeAlias = list[dict[str, Any]]
 

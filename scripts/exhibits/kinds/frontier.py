@@ -23,8 +23,6 @@ from scripts.exhibits.outcomes import any_failed, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Target, reached
 
-__all__ = ["Frontier", "Goal"]
-
 LOSS = "loss"
 # The near target allows a shortfall of MARGIN of the improvement of dense training since its first test; the final loss
 # is the mean of the LAST tests. The far target is the loss of dense training after the share EARLY of its steps.

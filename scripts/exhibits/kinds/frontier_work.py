@@ -23,8 +23,6 @@ from scripts.exhibits.kinds.races import Lap, raced
 from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import run_processes
 
-__all__ = ["CALM", "TURNS", "Course", "Entrant", "Lesson", "learned", "paced"]
-
 NAME = "frontier"
 ACCURACY, HOOKS = "scripts/bench_accuracy.py", "scripts/bench_hooks.py"
 # Time limit of a lab in seconds: several times the duration of the longest one.

@@ -18,8 +18,6 @@ from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["LabUpdates", "Place", "timed_updates"]
-
 BASIS = Basis(
     simulated="only the predictions",
     measured=f"seconds of steps over {LINKS}; gradients, messages and updates are real, of a model of this size",

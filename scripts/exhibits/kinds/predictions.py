@@ -15,8 +15,6 @@ from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["Computed", "Files", "Prediction", "by_network", "sheet"]
-
 # Model, file and digest of each --profile.
 Files: TypeAlias = Sequence[tuple[str, str, str]]
 

@@ -22,8 +22,6 @@ from scripts.exhibits.outcomes import UNKNOWN, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, reached, tried
 
-__all__ = ["Course", "Entrant", "Lap", "Race", "Stretch", "between", "raced", "stretches"]
-
 SCRIPT = "scripts/bench_accuracy.py"
 # Allowed shortfall of the target from the dense metric, and number of final tests whose mean is that metric: the
 # metric of a thousand examples varies by about 1% by chance, and more with a constant learning rate.

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.curves import Fields, draw_factors
+from scripts.exhibits.charts.curves import Fields, draw_fields
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.counts import Cycle
 from scripts.exhibits.kinds.gpu import MODELS, Model, basis_of, measured_models
@@ -22,8 +22,6 @@ from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
-
-__all__ = ["Costs", "Formula", "Regimes", "Side", "reached"]
 
 BASIS = Basis(
     simulated="seconds of messages: counted rounds and bytes on a modelled network, one after the other",
@@ -322,7 +320,7 @@ class Regimes(Exhibit):
         span = (min(values), max(values))
         for model, each in fields.items():
             title = f"{MODELS[model].entries / 1e6:.3g} million parameters: {MODELS[model].title}"
-            draw = partial(draw_factors, fields=each, words=("Gbit/s", "latency"), span=span)
+            draw = partial(draw_fields, fields=each, words=("Gbit/s", "latency"), span=span)
             yield Picture(f"{part} {rival}{how} {model}", caption, draw, title)
 
     def _fields(self, costs: Costs, rival: str, part: str, model: str) -> Fields:
@@ -332,7 +330,8 @@ class Regimes(Exhibit):
         ]
         published = [PRESETS[preset] for name, preset in self.settings if name == model]
         framed = [(self.latencies.index(each.alpha), self.bandwidths.index(each.gbit)) for each in published]
-        return Fields(values, [f"{gbit:g}" for gbit in self.bandwidths], [*map(_short, self.latencies)], framed)
+        texts = [[f"{value:.3g}\u00d7" for value in row] for row in values]
+        return Fields(values, [f"{gbit:g}" for gbit in self.bandwidths], [*map(_short, self.latencies)], texts, framed)
 
     def _draw_reach(self, costs: Costs, figure: Any) -> None:
         lines = {name: self._line(sides, rival) for name, sides, rival in self._compared(costs)}

@@ -22,8 +22,6 @@ from spardl.clusters.network import PRESETS, Network
 from spardl.diagnostics.timeline.model import Work
 from spardl.schedules.fusion import Linear
 
-__all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "cycle_of", "predict"]
-
 BASIS = Basis(
     simulated="seconds of messages: counted rounds and bytes on a modelled network, one after the other",
     measured="rounds, and bytes on the longest path, counted in synchronizations of random gradients (a common part "

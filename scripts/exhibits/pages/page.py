@@ -24,8 +24,6 @@ from scripts.exhibits.tried import Tried
 from scripts.exhibits.unrun import Unrun
 from trainer.report import environment, processor
 
-__all__ = ["Entry", "Section", "Source", "Sources", "figures", "here", "in_words", "inline", "page", "table"]
-
 # CSS variables that replace the colours of matplotlib.
 _VARIABLES: Mapping[str, str] = MappingProxyType(
     {"#000000": "currentColor", "#ffffff": "var(--paper)", **palette.variables()}

@@ -28,24 +28,6 @@ from trainer.experiment import experiment_id, result_settings
 from trainer.runs import flat
 from trainer.targets import editions
 
-__all__ = [
-    "CLOCKS",
-    "Comparison",
-    "Finished",
-    "Method",
-    "Unfinished",
-    "caveats",
-    "choice_of",
-    "collect",
-    "compare",
-    "differences",
-    "method_name",
-    "read",
-    "run_machines",
-    "run_table",
-    "seconds_by_machine",
-]
-
 TARGET = "_target_"
 GROUPS = ("communicator", "residual")
 

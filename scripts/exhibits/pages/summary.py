@@ -16,8 +16,6 @@ from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Role, Tried
 from scripts.exhibits.unrun import unrun_table
 
-__all__ = ["HERE", "contents", "placed", "summary"]
-
 # Marks the place of a section's leading figure if it is not in the summary.
 HERE = "<!-- figure -->"
 

@@ -38,7 +38,7 @@ def drawing(**more: Any) -> Any:
     from matplotlib import rc_context  # noqa: PLC0415 - only figures need it
 
     settings: dict[Any, Any] = {
-        "axes.prop_cycle": f"cycler('color', {[colour.light for colour in palette.SERIES]})",
+        "axes.prop_cycle": f"cycler('color', {list(palette.SERIES)})",
         "axes.titlepad": 5,
         "font.size": TEXT,
         "lines.linewidth": 1.5,

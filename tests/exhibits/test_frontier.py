@@ -13,7 +13,8 @@ import pytest
 from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
 from scripts.exhibits import base, jobs, records, working
-from scripts.exhibits.kinds import frontier_work, lab, races
+from scripts.exhibits.kinds import frontier as kind
+from scripts.exhibits.kinds import lab, races
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.pages import frontier
 from tests.support import made_up
@@ -33,10 +34,8 @@ PACES: Mapping[str, Any] = {DENSE: (1.0, 0.2), LOCAL: (0.25, 0.2), LOST: (0.1, 0
 
 
 def exhibit(**changes: Any) -> Any:
-    entrants = tuple(
-        frontier_work.Entrant(name, case, 0.1, (0.1, 0.2), whole=name == DENSE) for name, case in CASES.items()
-    )
-    course = frontier_work.Course("GPT", ("model=x",), entrants, (0.1, 1.0), (1, 2), 30, 5, 0.1)
+    entrants = tuple(kind.Entrant(name, case, 0.1, (0.1, 0.2), whole=name == DENSE) for name, case in CASES.items())
+    course = kind.Course("GPT", ("model=x",), entrants, (0.1, 1.0), (1, 2), 30, 5, 0.1)
     return replace(FRONTIER, courses={"smoke": (replace(course, **changes),)})
 
 

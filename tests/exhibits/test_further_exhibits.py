@@ -15,7 +15,7 @@ from scripts.exhibits import base, jobs, working
 from scripts.exhibits.base import Results
 from scripts.exhibits.claims import oktopk as claims
 from scripts.exhibits.jobs import Outcome
-from scripts.exhibits.kinds import benches, counts, schedules
+from scripts.exhibits.kinds import counts, lab, schedules
 from scripts.exhibits.kinds.trainings import LEFT_OUT
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.tables import Table
@@ -234,7 +234,7 @@ def script(tmp_path: Path) -> str:
 
 
 def test_each_run_has_its_tables(script: str) -> None:
-    first, second = benches.timed(script, (("a", "b"), ("c",)), "floor", 0)["sheets"]
+    first, second = lab.timed(script, (("a", "b"), ("c",)), "floor", 0)["sheets"]
     assert (first["title"], second["title"]) == ("a b alone", "c alone")
     assert first["columns"] == ["what", "median ms", "least", "most", "x floor"]
     floor, ours = first["rows"]
@@ -243,19 +243,19 @@ def test_each_run_has_its_tables(script: str) -> None:
 
 
 def test_rows_with_equal_title_share_a_table(script: str) -> None:
-    (made,) = benches.timed(script, (("a", "ours"), ("a", "floor")), "floor", 0)["sheets"]
+    (made,) = lab.timed(script, (("a", "ours"), ("a", "floor")), "floor", 0)["sheets"]
     assert [row[0] for row in made["rows"]] == ["floor", "ours"]
     assert made["rows"][1][-1] == 2.5
 
 
 def test_what_a_bench_knows_beside_is_shown(script: str) -> None:
-    (made,) = benches.timed(script, (("a",),), "floor", 0, ("exact",))["sheets"]
+    (made,) = lab.timed(script, (("a",),), "floor", 0, ("exact",))["sheets"]
     assert made["columns"][-2:] == ["x floor", "exact"]
     assert made["rows"][1] == ["ours", 5.0, 4.0, 10.0, 2.5, "True"]
 
 
 def test_torchrun_starts_several(script: str) -> None:
-    (made,) = benches.timed(script, (("a",),), "floor", 2)["sheets"]
+    (made,) = lab.timed(script, (("a",),), "floor", 2)["sheets"]
     assert made["title"] == "a 2"
 
 
@@ -264,15 +264,15 @@ def test_torchrun_starts_several(script: str) -> None:
 )
 def test_a_bench_that_fails_says_why(script: str, word: str, reason: str) -> None:
     with pytest.raises(TrainingError, match=reason):
-        benches.timed(script, ((word,),), "floor", 0)
+        lab.timed(script, ((word,),), "floor", 0)
 
 
 def test_a_bench_that_does_not_end_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "bench.py"
     path.write_text("import time; time.sleep(60)")
-    monkeypatch.setattr(benches, "LIMIT", 0.5)
+    monkeypatch.setattr(lab, "TIMEOUT", 0.5)
     with pytest.raises(TrainingError, match=r"bench\.py did not end within 0\.5 s"):
-        benches.timed(str(path), ((),), "floor", 0)
+        lab.timed(str(path), ((),), "floor", 0)
 
 
 @pytest.mark.slow

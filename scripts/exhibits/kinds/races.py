@@ -93,14 +93,19 @@ def raced(**setting: Any) -> dict[str, Any]:
     return found
 
 
+def with_tests(content: Mapping[str, Any], where: Path) -> Outcome:
+    """Result in a record, with the tests as metrics; see :meth:`Job.recalled`."""
+    result = content["result"]
+    lines = [{"kind": "eval", **test} for test in result["evaluations"]]
+    return Outcome(where, result, made=content["environment"], lines=lines)
+
+
 @dataclass(frozen=True)
 class Lap(Measurement):
     """Run of one entrant on one link with one seed."""
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
-        result = content["result"]
-        lines = [{"kind": "eval", **test} for test in result["evaluations"]]
-        return Outcome(where, result, made=content["environment"], lines=lines)
+        return with_tests(content, where)
 
 
 @dataclass(frozen=True)

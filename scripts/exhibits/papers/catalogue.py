@@ -13,10 +13,9 @@ from scripts.exhibits.charts.sheets import Chart, Dots, Lines
 from scripts.exhibits.declared import Definitions, Keys, Reader, Variants, entries, parse
 from scripts.exhibits.kinds.adaptation import Adaptation
 from scripts.exhibits.kinds.balance import Balance
-from scripts.exhibits.kinds.benches import Timed
 from scripts.exhibits.kinds.counts import CountedCosts
 from scripts.exhibits.kinds.frontier import Frontier
-from scripts.exhibits.kinds.lab import Measured
+from scripts.exhibits.kinds.lab import Measured, Timed
 from scripts.exhibits.kinds.lab_updates import LabUpdates
 from scripts.exhibits.kinds.lazy import Laziness
 from scripts.exhibits.kinds.predictions import Prediction

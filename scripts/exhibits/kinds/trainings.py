@@ -117,7 +117,7 @@ class Case:
     Attributes:
         name: Name of the task in the paper, or the beginning of ``what`` if the paper has no such task.
         words: Words of train.py: model, data and length.
-        what: Task that is trained instead, for captions and titles.
+        what: Task that is trained instead, for captions and titles; by default that of the paper.
         lower: Whether a lower metric is better.
         own: Further words of single methods, such as a learning rate that suits them.
         known: Reference value of dense training; without one no accuracy is judged.
@@ -126,11 +126,14 @@ class Case:
 
     name: str
     words: tuple[str, ...]
-    what: str
+    what: str = ""
     lower: bool = False
     own: Own = ()
     known: Known | None = None
     pace: Pace | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "what", self.what or self.name)
 
     @property
     def title(self) -> str:
@@ -154,7 +157,7 @@ class Plan:
 
     cases: tuple[Case, ...]
     words: tuple[str, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (1, 2, 3)
     cost: str = ""
     cluster: str = "simulated"
     only: tuple[str, ...] | None = None

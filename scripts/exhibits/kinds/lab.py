@@ -339,9 +339,7 @@ def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
         try:
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         except subprocess.TimeoutExpired as error:
-            raise TrainingError(
-                f"{script} did not end within {TIMEOUT:g} s; check the load of this machine"
-            ) from error
+            raise TrainingError(f"{script} did not end within {TIMEOUT:g} s; check the load of this machine") from error
         if ended.returncode:
             raise TrainingError(complaint(ended.stderr, script, ended.returncode))
         tables: Mapping[str, Any] = json.loads(found.read_bytes())["cases"]

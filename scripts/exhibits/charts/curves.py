@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import mean
 from typing import Any, NamedTuple
 
+from scripts.exhibits.base import Picture
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts.palette import INK, SOFT, Look, looks, readable
 from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
@@ -69,21 +71,25 @@ def panels(names: Sequence[str], common: Collection[str] = ()) -> list[list[str]
     return [[*shared, *rest[low:high]] for low, high in pairwise(ends)]
 
 
-def keyed_panels(
-    names: Sequence[str], styles: Mapping[str, Look], common: Collection[str] = ()
-) -> list[tuple[str, dict[str, Look]]]:
-    """Suffix of the title and key of each panel; see :func:`panels`.
+def panel_pictures(
+    pictures: Sequence[Picture], names: Sequence[str], styles: Mapping[str, Look], common: Collection[str] = ()
+) -> list[Picture]:
+    """Pictures of a few lines each; see :func:`panels`.
 
     Args:
+        pictures: Pictures of all lines; their functions take the names of the lines to draw, and the figure.
         names: Names of all lines; without any there is no panel.
         styles: Look of each line.
         common: At most four names that every panel shows, such as the baseline.
     """
-    parts = panels(names, common) if names else []
-    return [
-        (f" ({number} of {len(parts)})" if len(parts) > 1 else "", {name: styles[name] for name in shown})
-        for number, shown in enumerate(parts, 1)
-    ]
+    parts, found = panels(names, common) if names else [], []
+    for number, shown in enumerate(parts, 1):
+        which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+        key = {name: styles[name] for name in shown}
+        for each in pictures:
+            draw = partial(each.draw, shown)
+            found.append(each._replace(name=each.name + which, title=each.title + which, draw=draw, key=key))
+    return found
 
 
 def draw_means(

@@ -23,7 +23,7 @@ from scripts.benchmarks.ddp_hooks import ALONE, TIMEOUT
 from scripts.benchmarks.plain_loop import planned
 from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.axes import logarithmic
-from scripts.exhibits.charts.curves import draw_means, keyed_panels
+from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Computation, Job, Outcome
 from scripts.exhibits.kinds.lab import Measurement, in_lab, local, typed
@@ -449,11 +449,12 @@ class Frontier(Exhibit):
         pictures = []
         for course in courses:
             names = [entrant.name for entrant in course.entrants]
-            for which, key in keyed_panels(names, looks(names), names[:1]):
-                for gbit in course.gbits:
-                    title = f"{course.name}, {1000 * gbit:g} Mbit/s{which}"
-                    draw = partial(self._draw, course, gbit, results, list(key))
-                    pictures.append(Picture(title, caption, draw, title, key))
+            titles = {gbit: f"{course.name}, {1000 * gbit:g} Mbit/s" for gbit in course.gbits}
+            own = [
+                Picture(title, caption, partial(self._draw, course, gbit, results), title)
+                for gbit, title in titles.items()
+            ]
+            pictures += panel_pictures(own, names, looks(names), names[:1])
         return pictures
 
     def _draw(self, course: Course, gbit: float, results: Results, names: Sequence[str], figure: Any) -> None:

@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
-from scripts.exhibits.charts.curves import draw_means, keyed_panels
+from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
@@ -209,18 +209,12 @@ class Race(Exhibit):
             f"tests not counted; mean of seeds {', '.join(map(str, course.seeds))}, bands from the least to the most. "
             f"{f'The dotted line is the target ({target.words}). ' if target else ''}{self._hardware(scale, results)}"
         )
-        names = [entrant.name for entrant in course.entrants]
-        return [
-            Picture(
-                f"{gbit:g} Gbit/s{which}",
-                caption,
-                partial(self._draw, course, gbit, target, results, list(key)),
-                f"{course.what}, {gbit:g} Gbit/s{which}",
-                key,
-            )
-            for gbit in course.gbits
-            for which, key in keyed_panels(names, looks(names), names[:1])
-        ]
+        names, pictures = [entrant.name for entrant in course.entrants], []
+        for gbit in course.gbits:
+            draw = partial(self._draw, course, gbit, target, results)
+            picture = Picture(f"{gbit:g} Gbit/s", caption, draw, f"{course.what}, {gbit:g} Gbit/s")
+            pictures += panel_pictures([picture], names, looks(names), names[:1])
+        return pictures
 
     def _hardware(self, scale: str, results: Results) -> str:
         found = [outcome for job in self.jobs(scale) if (outcome := results.of(job)).reason is None]

@@ -10,7 +10,7 @@ from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
-from scripts.exhibits.charts.curves import draw_means, keyed_panels
+from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Labels, Outcome, Training
 from scripts.exhibits.measures import (
@@ -288,9 +288,8 @@ class MethodComparison(Planned):
         pictures = []
         for case in plan.cases:
             good = [name for name, outcomes in self._good(plan, case, results).items() if outcomes]
-            for which, key in keyed_panels(good, styles, baseline):
-                draw = partial(self._draw, plan, case, results, list(key))
-                pictures.append(Picture(f"{case.name}{which}", caption, draw, f"{case.title}{which}", key))
+            picture = Picture(case.name, caption, partial(self._draw, plan, case, results), case.title)
+            pictures += panel_pictures([picture], good, styles, baseline)
         return pictures
 
     def _good(self, plan: Plan, case: Case, results: Results) -> dict[str, list[Outcome]]:

@@ -259,18 +259,14 @@ def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
     assert told[-1].startswith("[4/4, ")
 
 
-def test_where_a_page_was_made() -> None:
+def test_where_a_page_was_made_and_the_first_of_many_sources() -> None:
     found = {"python": "3.12", "torch": "2.7", "spardl": "0.1.0", "commit": None, "machine": "a machine"}
     assert html_page.in_words(found) == "Python 3.12, torch 2.7, spardl 0.1.0; a machine"
     assert html_page.in_words({}) == ""
     assert set(html_page.here()) == {"Made with", "On", "Date"}
-
-
-def test_of_many_sources_the_page_names_the_first() -> None:
-    found = [html_page.Source(f"command {number}", "there") for number in range(30)]
-    assert report_sections._few(found[:13]) == found[:13]
-    assert report_sections._few(found)[:12] == found[:12]
-    assert report_sections._few(found)[12:] == [html_page.Source("and 18 more", "listed by --explain")]
+    sources = [html_page.Source(f"command {number}", "there") for number in range(30)]
+    assert report_sections._few(sources[:13]) == sources[:13]
+    assert report_sections._few(sources) == [*sources[:12], html_page.Source("and 18 more", "listed by --explain")]
 
 
 def compared(*folders: Path) -> list[Any]:
@@ -279,26 +275,24 @@ def compared(*folders: Path) -> list[Any]:
     return runs.compare(finished)
 
 
+def names_and_runs(comparison: Any) -> dict[str, list[str]]:
+    return {method.name: [run.folder.name for run in method.runs] for method in comparison.methods}
+
+
 def test_seeds_share_a_row_and_all_else_that_matters_does_not(tmp_path: Path) -> None:
-    for number, changes in enumerate(
-        [
-            {"seed": 3, "training__seed": 3, "training__log_every": 50},
-            {"seed": 1, "compressor__seed": 8},
-            {"compressor__density": 0.1},
-            {"compressor__density": 0.1, "cluster__workers": 8, "summary": {"workers": 8}},
-        ]
-    ):
-        write_run(tmp_path / f"run{number}", **changes)
+    changes = [
+        {"seed": 3, "training__seed": 3, "training__log_every": 50},
+        {"seed": 1, "compressor__seed": 8},
+        {"compressor__density": 0.1},
+        {"compressor__density": 0.1, "cluster__workers": 8, "summary": {"workers": 8}},
+    ]
+    for number, each in enumerate(changes):
+        write_run(tmp_path / f"run{number}", **each)
     (comparison,) = compared(tmp_path)
     assert comparison.title == "Accuracy on digits"
-    assert [[run.folder.name for run in method.runs] for method in comparison.methods] == [
-        ["run1", "run0"],
-        ["run2"],
-        ["run3"],
-    ]
-    names = [method.name for method in comparison.methods]
-    assert len(set(names)) == 3
-    assert names[0] == "spardl, cluster.workers=4, compressor.density=0.01"
+    found = names_and_runs(comparison)
+    assert list(found.values()) == [["run1", "run0"], ["run2"], ["run3"]]
+    assert next(iter(found)) == "spardl, cluster.workers=4, compressor.density=0.01"
     assert runs.differences(comparison.methods) == {
         "cluster.workers": ["4", "4", "8"],
         "compressor.density": ["0.01", "0.1", "0.1"],
@@ -311,11 +305,8 @@ def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     write_run(tmp_path / "b", communicator___target_=oktopk, compressor__density=0.5)
     write_run(tmp_path / "c", momentum__factor=0.9)
     (comparison,) = compared(tmp_path)
-    assert [method.name for method in comparison.methods] == [
-        "spardl, momentum.factor=null",
-        "spardl, communicator=oktopk",
-        "spardl, momentum.factor=0.9",
-    ]
+    names = ["spardl, momentum.factor=null", "spardl, communicator=oktopk", "spardl, momentum.factor=0.9"]
+    assert list(names_and_runs(comparison)) == names
     found = runs.differences(comparison.methods)
     assert found["communicator"] == ["spardl", "oktopk", "spardl"]
     assert found["momentum.factor"] == ["\u2014", "\u2014", "0.9"]
@@ -328,12 +319,7 @@ def test_tasks_metrics_and_data_do_not_mix(tmp_path: Path) -> None:
     write_run(tmp_path / "c", dataset__crop_padding=2)
     write_run(tmp_path / "d", task___target_="tasks.image_regression.ImageRegression")
     found = compared(tmp_path)
-    assert [[run.folder.name for method in each.methods for run in method.runs] for each in found] == [
-        ["a"],
-        ["b"],
-        ["c"],
-        ["d"],
-    ]
+    assert [list(names_and_runs(each).values()) for each in found] == [[["a"]], [["b"]], [["c"]], [["d"]]]
     titles = [each.title for each in found]
     assert len(set(titles)) == 4
     assert titles[1] == "Perplexity on digits"
@@ -465,15 +451,9 @@ def test_names_are_those_that_users_type(tmp_path: Path) -> None:
     write_run(tmp_path / "b", **oktopk, residual___target_=local)
     typed = write_run(tmp_path / "c", **oktopk, **partial, compressor__density=0.5)
     (typed / "command.txt").write_text("python train.py compressor=oktopk_bert seed=1\n")
-    own = write_run(tmp_path / "d", compressor___target_="mine.Mine")
-    assert own.is_dir()
+    write_run(tmp_path / "d", compressor___target_="mine.Mine")
     (comparison,) = compared(tmp_path)
-    assert [method.name for method in comparison.methods] == [
-        "oktopk",
-        "oktopk, residual=local",
-        "oktopk_bert",
-        "Mine",
-    ]
+    assert list(names_and_runs(comparison)) == ["oktopk", "oktopk, residual=local", "oktopk_bert", "Mine"]
 
 
 def test_one_table_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:

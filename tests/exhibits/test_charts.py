@@ -214,21 +214,29 @@ def test_numbers_on_coloured_fields_can_be_read() -> None:
             assert contrast(to_hex(palette.readable(field)), to_hex(field)) >= 4.5
 
 
+def written(drawn: Any) -> list[tuple[str, Any]]:
+    """Texts of a figure and their boxes; labels of ticks beyond an axis are not drawn."""
+    beyond = set()
+    for axis in (axis for axes in drawn.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        beyond |= {tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+    texts = [each for each in drawn.findobj(Text) if each.get_text().strip() and each not in beyond]
+    return [(each.get_text(), each.get_window_extent()) for each in texts if each.get_visible()]
+
+
 @pytest.mark.slow
 def test_no_text_of_a_figure_is_cut_off_or_over_another(tmp_path: Path) -> None:
-    """Of all exhibits, with as many rows, names and lines as the scale laptop has."""
-    for exhibit in catalogue().values():
-        for picture in exhibit.pictures("laptop", made_up.results(exhibit, "laptop", tmp_path)):
+    """Of an exhibit of each kind, with as many rows, names and lines as the scale laptop has."""
+    for exhibit in {type(each): each for each in reversed(catalogue().values())}.values():
+        for picture in exhibit.pictures("laptop", made_up.results(exhibit, "laptop", tmp_path))[:3]:
             with axes_of.drawing():
                 drawn = axes_of.drawn(picture.draw, picture.key)
                 drawn.draw_without_rendering()
-            texts = [each for each in drawn.findobj(Text) if each.get_text().strip() and each.get_visible()]
-            boxes = [(each.get_text(), each.get_window_extent()) for each in texts]
-            inside = [(words, box) for words, box in boxes if box.overlaps(drawn.bbox)]
-            for words, box in inside:
-                assert drawn.bbox.padded(2).contains(box.x0, box.y0), (exhibit.name, picture.name, words)
-                assert drawn.bbox.padded(2).contains(box.x1, box.y1), (exhibit.name, picture.name, words)
-            for (one, a), (other, b) in combinations(inside, 2):
+            texts, whole = written(drawn), drawn.bbox.padded(2)
+            for words, box in texts:
+                inside = whole.contains(box.x0, box.y0) and whole.contains(box.x1, box.y1)
+                assert inside, (exhibit.name, picture.name, words)
+            for (one, a), (other, b) in combinations(texts, 2):
                 over = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
                 assert over[0] <= 0.5 or over[1] <= 0.12 * a.height, (exhibit.name, picture.name, one, other)
 

@@ -29,7 +29,7 @@ from markupsafe import Markup
 from scripts import choices
 from scripts.exhibits.base import Basis, Picture
 from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing, explain
-from scripts.exhibits.charts.curves import draw_means, keyed_panels
+from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.kinds.trainings import VIRTUAL
 from scripts.exhibits.measures import INTERVAL, Curve, shown_interval, spread
@@ -135,12 +135,11 @@ def pictures(comparison: Comparison, wanted: Sequence[str] = ("steps", "seconds"
     words = {"steps": "steps", "seconds": f"{' or '.join(clocks)} seconds"}
     caption = f"{comparison.title}: means of all seeds, bands from the least to the most"
     names = [method.name for method in comparison.methods]
-    found = []
-    for which, key in keyed_panels(names, looks(names)):
-        for clock in wanted:
-            drawing_one = partial(draw, comparison, clock, words[clock], list(key))
-            found.append(Picture(f"{clock}{which}", caption, drawing_one, f"against {words[clock]}{which}", key))
-    return found
+    whole = [
+        Picture(clock, caption, partial(draw, comparison, clock, words[clock]), f"against {words[clock]}")
+        for clock in wanted
+    ]
+    return panel_pictures(whole, names, looks(names))
 
 
 def draw(comparison: Comparison, clock: str, label: str, shown: Sequence[str], figure: Any) -> None:

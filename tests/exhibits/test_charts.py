@@ -3,24 +3,26 @@
 from __future__ import annotations
 
 import math
+import re
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
+from matplotlib.text import Text
 
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import curves, palette, sheets
 from scripts.exhibits.kinds.predictions import sheet
 from scripts.exhibits.measures import Curve
-from scripts.exhibits.pages import sections
+from scripts.exhibits.pages import page, sections
 from scripts.exhibits.papers.catalogue import catalogue
+from tests.support import made_up, shown
 
 
 def figure() -> Any:
-    from matplotlib.figure import Figure
-
     return Figure(figsize=axes_of.SIZE, layout="constrained")
 
 
@@ -38,15 +40,13 @@ def test_a_band_by_hand() -> None:
 
 @pytest.mark.parametrize(("metric", "scale"), [("perplexity", "log"), ("accuracy", "linear")])
 def test_lines_bands_and_names(metric: str, scale: str) -> None:
-    drawn = figure()
-    axes = drawn.subplots()
+    axes, few = figure().subplots(), figure().subplots()
     broken = Curve((1, 2), (1.0, 2.0), (3.0, math.nan))
     found = {"SparDL": [ONE, OTHER], "a" * 40: [ONE], "lost": [], "broken": [broken], "bare": [Curve((), (), ())]}
     curves.draw_means(axes, found, "steps", "steps", metric)
     assert axes.get_yscale() == scale
     assert list(axes.lines[0].get_ydata()) == [5.0, 5.0]
     assert len(axes.collections) == 3
-    few = figure().subplots()
     curves.draw_means(few, found, "steps", "steps", metric, shown=["a" * 40])
     assert len(few.lines) == 1
     assert few.get_ylim()[0] == pytest.approx(axes.get_ylim()[0]) or metric == "accuracy"
@@ -101,9 +101,7 @@ def test_a_panel_for_what_rows_have_in_common() -> None:
     one, other = chart.pictures("1", made(seconds=[1.0, 2.0, 3.0], ratio=[0.5, "none", 2.0]))
     assert (one.title, other.title, one.caption) == ("a", "b", "Title: words")
     assert one.name != other.name
-    drawn = figure()
-    one.draw(drawn)
-    (axes,) = drawn.axes
+    axes = shown.axes(one)
     assert axes.get_xscale() == "log"
     assert [label.get_text() for label in axes.get_yticklabels()] == ["x", "y"]
     assert [list(line.get_xdata()) for line in axes.lines if line.get_marker() not in ("None", None, "")] == [[0.5]]
@@ -111,27 +109,17 @@ def test_a_panel_for_what_rows_have_in_common() -> None:
     assert low < 0.5
     assert high > 1  # the line at 1 can be seen
     assert one.key == {}  # one column is named at the axis
-    assert set(sheets.Dots("s").pictures("1", made(seconds=[1.0, 2.0, 3.0], ratio=[1.0, 1.0, 1.0]))[0].key) == {
-        "seconds",
-        "ratio",
-    }
-
-
-def test_seconds_begin_at_zero() -> None:
-    (one, _) = sheets.Dots("seconds").pictures("1", made(seconds=[1.0, 2.0, 3.0]))
-    drawn = figure()
-    one.draw(drawn)
-    assert drawn.axes[0].get_xscale() == "linear"
-    assert drawn.axes[0].get_xlim()[0] == 0
+    (both, _) = sheets.Dots("s").pictures("1", made(seconds=[1.0, 2.0, 3.0], ratio=[1.0, 1.0, 1.0]))
+    assert set(both.key) == {"seconds", "ratio"}
+    axes = shown.axes(both)
+    assert (axes.get_xscale(), axes.get_xlim()[0]) == ("linear", 0)  # seconds begin at zero
 
 
 def test_lines_over_numbers_in_the_columns_names() -> None:
     chart = sheets.Lines("efficiency", across="workers")
     rows = {"m, one": [1.0, 0.5], "m, other": [0.9, 0.8]}
     (picture,) = chart.pictures("1", sheet("T", ("row", "P = 4", "P = 16"), rows))
-    drawn = figure()
-    picture.draw(drawn)
-    (axes,) = drawn.axes
+    axes = shown.axes(picture)
     assert axes.get_xscale() == "log"
     assert [list(line.get_xdata()) for line in axes.lines] == [[4, 16], [4, 16]]
     assert list(picture.key) == ["one", "other"]
@@ -194,24 +182,24 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seeing", SEEING)
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_series_are_told_apart(scheme: str, seeing: str) -> None:
-    seen = [lab(np.clip(SEEING[seeing] @ linear(getattr(each, scheme)), 0, 1)) for each in palette.SERIES]
+def test_series_are_told_apart(seeing: str) -> None:
+    seen = [lab(np.clip(SEEING[seeing] @ linear(each), 0, 1)) for each in palette.SERIES]
     assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) > 12
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_letters_in_any_colour_can_be_read(scheme: str) -> None:
+def test_letters_in_any_colour_can_be_read() -> None:
     """Labels have the colours of their lines, so lines have the contrast of text."""
-    own = {name: getattr(colour, scheme) for name, colour in palette.PAGE.items()}
-    for paper in (own["paper"], own["panel"]):
-        for front in (own["ink"], own["soft"], own["link"], *(getattr(each, scheme) for each in palette.SERIES)):
-            assert contrast(front, paper) >= 4.5
-    for verdict in ("good", "half", "open", "built", "bad"):
-        assert contrast(own[verdict], own[f"{verdict}-paper"]) >= 4.5
-
-
-def test_contrast_is_that_of_wcag() -> None:
+    light, dark, _ = re.split(r"\(prefers-color-scheme: dark\)|\* \{ box-sizing", page.STYLE.read_text())
+    schemes = [dict(re.findall(r"--([\w-]+): (#\w+);", part)) for part in (light, dark)]
+    assert set(schemes[0]) == set(schemes[1])
+    for own in schemes:
+        for paper in (own["paper"], own["panel"]):
+            assert all(contrast(own[front], paper) >= 4.5 for front in ("ink", "soft", "link"))
+        for verdict in ("good", "half", "open", "built", "bad"):
+            assert contrast(own[verdict], own[f"{verdict}-paper"]) >= 4.5
+    names = ("paper", "ink", "soft", "line")
+    assert [schemes[0][name] for name in names] == [palette.PAPER, palette.INK, palette.SOFT, palette.LINE]
+    assert all(contrast(each, palette.PAPER) >= 4.5 for each in (palette.INK, palette.SOFT, *palette.SERIES))
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.478, abs=1e-3)
 
@@ -223,7 +211,34 @@ def test_numbers_on_coloured_fields_can_be_read() -> None:
     for name in ("viridis", "viridis_r"):
         for value in range(256):
             field = colormaps[name](value)
-            assert contrast(palette.readable(field), to_hex(field)) >= 4.5
+            assert contrast(to_hex(palette.readable(field)), to_hex(field)) >= 4.5
+
+
+def written(drawn: Any) -> list[tuple[str, Any]]:
+    """Texts of a figure and their boxes; labels of ticks beyond an axis are not drawn."""
+    beyond = set()
+    for axis in (axis for axes in drawn.axes for axis in (axes.xaxis, axes.yaxis)):
+        low, high = sorted(axis.get_view_interval())
+        beyond |= {tick.label1 for tick in axis.get_major_ticks() if not low <= tick.get_loc() <= high}
+    texts = [each for each in drawn.findobj(Text) if each.get_text().strip() and each not in beyond]
+    return [(each.get_text(), each.get_window_extent()) for each in texts if each.get_visible()]
+
+
+@pytest.mark.slow
+def test_no_text_of_a_figure_is_cut_off_or_over_another(tmp_path: Path) -> None:
+    """Of an exhibit of each kind, with as many rows, names and lines as the scale laptop has."""
+    for exhibit in {type(each): each for each in reversed(catalogue().values())}.values():
+        for picture in exhibit.pictures("laptop", made_up.results(exhibit, "laptop", tmp_path))[:3]:
+            with axes_of.drawing():
+                drawn = axes_of.drawn(picture.draw, picture.key)
+                drawn.draw_without_rendering()
+            texts, whole = written(drawn), drawn.bbox.padded(2)
+            for words, box in texts:
+                inside = whole.contains(box.x0, box.y0) and whole.contains(box.x1, box.y1)
+                assert inside, (exhibit.name, picture.name, words)
+            for (one, a), (other, b) in combinations(texts, 2):
+                over = min(a.x1, b.x1) - max(a.x0, b.x0), min(a.y1, b.y1) - max(a.y0, b.y0)
+                assert over[0] <= 0.5 or over[1] <= 0.12 * a.height, (exhibit.name, picture.name, one, other)
 
 
 def test_a_method_has_one_colour_everywhere() -> None:

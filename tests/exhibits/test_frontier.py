@@ -14,12 +14,14 @@ import pytest
 from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
 from scripts.exhibits import base, jobs, records, working
-from scripts.exhibits.kinds import frontier_work, lab, races
+from scripts.exhibits.kinds import frontier as kind
+from scripts.exhibits.kinds import lab, races
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.pages import frontier
-from tests.support import made_up
 from tests.support.labs import in_a_lab
 from tests.support.measuring import undisturbed
+from tests.support.shown import axes as axes_of
+from tests.support.shown import texts as cells
 
 FRONTIER: Any = catalogue()["frontier"]
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,10 +37,8 @@ PACES: Mapping[str, Any] = {DENSE: (1.0, 0.2), LOCAL: (0.25, 0.2), LOST: (0.1, 0
 
 
 def exhibit(**changes: Any) -> Any:
-    entrants = tuple(
-        frontier_work.Entrant(name, case, 0.1, (0.1, 0.2), whole=name == DENSE) for name, case in CASES.items()
-    )
-    course = frontier_work.Course("GPT", ("model=x",), entrants, (0.1, 1.0), (1, 2), 30, 5, 0.1)
+    entrants = tuple(kind.Entrant(name, case, 0.1, (0.1, 0.2), whole=name == DENSE) for name, case in CASES.items())
+    course = kind.Course("GPT", ("model=x",), entrants, (0.1, 1.0), (1, 2), 30, 5, 0.1)
     return replace(FRONTIER, courses={"smoke": (replace(course, **changes),)})
 
 
@@ -66,11 +66,6 @@ def outcome(job: Any, losses: Mapping[str, Any], lost: frozenset[Any]) -> jobs.O
 def results(shown: Any, losses: Mapping[str, Any] = LOSSES, lost: frozenset[Any] = frozenset()) -> base.Results:
     found = {job: outcome(job, losses, lost) for job in shown.jobs("smoke")}
     return base.Results(Path("x"), {job: each for job, each in found.items() if each})
-
-
-def cells(table: Any, row: str) -> dict[str, str]:
-    (found,) = (each for each in table.rows if each.name == row)
-    return dict(zip(table.columns[1:], (cell.text for cell in found.cells), strict=True))
 
 
 def test_seconds_are_steps_times_the_median_pace_by_hand() -> None:
@@ -190,17 +185,12 @@ def test_whole_trainings_check_what_is_put_together() -> None:
 
 
 def test_a_panel_for_each_link_with_a_line_for_each_method() -> None:
-    from matplotlib.figure import Figure
-
     shown = exhibit()
     found = results(shown)
     slow, fast = shown.pictures("smoke", found)
     assert slow.caption == fast.caption
     assert set(slow.key) == set(CASES)
-    drawn = Figure(layout="constrained")
-    slow.draw(drawn)
-    (axes,) = drawn.axes
-    dense, local, *_ = axes.lines
+    dense, local, *_ = axes_of(slow).lines
     assert list(dense.get_xdata()) == pytest.approx([5.0, 10.0, 15.0, 20.0, 25.0, 30.0])
     assert list(local.get_xdata()) == pytest.approx([1.25, 2.5, 3.75, 5.0, 6.25, 7.5])
     assert list(local.get_ydata()) == [5.0, 4.0, 3.0, 2.0, 1.5, 1.02]
@@ -235,19 +225,6 @@ def test_curves_come_first_and_seconds_are_measured_alone() -> None:
     few = FRONTIER.with_seeds(1).jobs("laptop")
     assert set(few) < set(work)
     assert "alone on the machine" in FRONTIER.cost("laptop")
-
-
-def test_a_record_gives_the_same_tables(tmp_path: Path) -> None:
-    found = made_up.results(FRONTIER, "smoke", tmp_path / "outputs")
-    for job, each in found.found.items():
-        whole = each._replace(made={"commit": "0123456789ab", "cpu": "a processor"})
-        records.record(job, whole, tmp_path / "records" / "smoke.jsonl")
-    again = base.Results.on_disk(
-        tmp_path / "nothing", FRONTIER.jobs("smoke"), records.RecordStore(tmp_path / "records")
-    )
-    one, other = ([list(table.texts()) for table in FRONTIER.tables("smoke", each)] for each in (found, again))
-    assert one == other
-    assert [table for table in one if table]
 
 
 def test_a_curve_is_that_of_the_bench(tmp_path: Path) -> None:

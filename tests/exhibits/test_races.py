@@ -16,13 +16,14 @@ from scripts.exhibits import base, jobs, records, working
 from scripts.exhibits.kinds import lab, races
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
-from tests.support import made_up
+from tests.support import made_up, shown
 from tests.support.labs import in_a_lab
 
 ROOT = Path(__file__).resolve().parents[2]
 RACE = catalogue()["spardl.time_to_accuracy"]
 DENSE, OURS, SLOW = "dense DDP", "SparDL, our recipe", "TopkA"
 SCALES = ("smoke", "laptop", "evening", "paper")
+NO_GAIN = "none, because not all seeds reached it"
 
 
 def race(**changes: Any) -> Any:
@@ -33,6 +34,8 @@ def race(**changes: Any) -> Any:
     return replace(RACE, courses={"smoke": replace(course, **changes)})
 
 
+EXHIBIT = race()
+COURSE = EXHIBIT.courses["smoke"]
 # By method: seconds of a step on each link, and the metric of each test.
 FOUND: Mapping[str, Any] = {
     DENSE: ((1.0, 10.0), (0.5, 0.8, 0.9, 0.85, 0.95)),
@@ -41,128 +44,101 @@ FOUND: Mapping[str, Any] = {
 }
 
 
-def results(exhibit: Any, found: Mapping[str, Any] = FOUND, lost: Callable[[Any], bool] = lambda job: False) -> Any:
+def job_of(place: int, seed: int, gbit: float = 1.0) -> Any:
+    return EXHIBIT.job(COURSE, gbit, COURSE.entrants[place], seed)
+
+
+def outcome(job: Any, pace: float, values: tuple[float, ...]) -> Any:
+    tests = [
+        {"step": 2 * test, "seconds": 2 * test * pace, "sent": 8, "accuracy": value}
+        for test, value in enumerate(values, 1)
+    ]
+    data = {"metric": "accuracy", "final": {"accuracy": values[-1]}, "steps": 10, "cores": 2, "evaluations": tests}
+    data |= {"cluster_seconds": 10 * pace, "step_bytes": 2e6, "step_bytes_dense": 8e6}
+    return job.recalled({"result": data, "environment": {"cpu": "a processor"}}, Path("x.json"))
+
+
+def results(found: Mapping[str, Any] = FOUND, lost: Callable[[Any], bool] = lambda job: False) -> Any:
     """Seed 2 is a tenth slower than 1, seed 3 two tenths."""
-    course, outcomes = exhibit.courses["smoke"], {}
-    for place, gbit in enumerate(course.gbits):
-        for entrant in course.entrants:
-            for seed in course.seeds:
-                job = exhibit.job(course, gbit, entrant, seed)
-                if lost(job):
-                    outcomes[job] = jobs.Outcome(Path("x"), {}, "no lab")
-                    continue
-                paces, values = found[entrant.name]
-                pace = paces[place] * (0.9 + 0.1 * seed)
-                tests = [
-                    {"step": 2 * test, "seconds": 2 * test * pace, "sent": 8, "accuracy": value}
-                    for test, value in enumerate(values, 1)
-                ]
-                data = {"metric": "accuracy", "final": {"accuracy": values[-1]}, "steps": 10, "cores": 2}
-                data |= {"cluster_seconds": 10 * pace, "step_bytes": 2e6, "step_bytes_dense": 8e6, "evaluations": tests}
-                made = {"cpu": "a processor"}
-                outcomes[job] = job.recalled({"result": data, "environment": made}, Path("x.json"))
+    outcomes = {}
+    for place, gbit in enumerate(COURSE.gbits):
+        for entrant in COURSE.entrants:
+            paces, values = found[entrant.name]
+            for seed in COURSE.seeds:
+                job = EXHIBIT.job(COURSE, gbit, entrant, seed)
+                made = outcome(job, paces[place] * (0.9 + 0.1 * seed), values)
+                outcomes[job] = jobs.Outcome(Path("x"), {}, "no lab") if lost(job) else made
     return base.Results(Path("x"), outcomes)
 
 
-def rows(exhibit: Any, found: Any) -> list[dict[str, dict[str, str]]]:
+def rows(found: Any, exhibit: Any = EXHIBIT) -> list[dict[str, dict[str, str]]]:
     """By link and method, what stands in each column."""
-    return [
-        {row.name: dict(zip(table.columns[1:], (cell.text for cell in row.cells), strict=True)) for row in table.rows}
-        for table in exhibit.tables("smoke", found)
-    ]
+    return [{row.name: shown.texts(table, row.name) for row in table.rows} for table in exhibit.tables("smoke", found)]
 
 
 def test_seconds_until_the_target_by_hand() -> None:
     """0.9 is the mean of dense's last three tests, so 0.882 is the target: ours gets there, and falls back later."""
-    exhibit = race()
-    fast, slow = rows(exhibit, results(exhibit))
+    fast, slow = rows(results())
     assert fast[DENSE][races.EVERY] == "6, 6.6, 7.2"
     assert fast[OURS][races.EVERY] == "2, 2.2, 2.4"
     assert fast[OURS][races.UNTIL].startswith("2.2 ± ")
-    assert fast[OURS][races.FASTER] == "3 (3..3)"
-    assert slow[OURS][races.FASTER] == "30 (30..30)"
-    assert fast[DENSE][races.FASTER] == "1 (1..1)"
+    gains = [fast[OURS], slow[OURS], fast[DENSE], fast[SLOW]]
+    assert [each[races.FASTER] for each in gains] == ["3 (3..3)", "30 (30..30)", "1 (1..1)", NO_GAIN]
     assert (fast[OURS]["ms a step"], fast[OURS]["MB a step"], fast[OURS]["steps"]) == ("550", "2", "10")
-    one, other = exhibit.tables("smoke", results(exhibit))
+    assert fast[SLOW][races.UNTIL] == "never reached; best 0.3"
+    assert fast[SLOW][races.EVERY] == "never (0.3), never (0.3), never (0.3)"
+    one, other = EXHIBIT.tables("smoke", results())
     assert "accuracy; target at least 0.882, within 2% of where dense training ends" in one.title
     assert "1 Gbit/s" in one.title
     assert "0.1 Gbit/s" in other.title
 
 
-def test_who_never_gets_there_says_so_with_its_best() -> None:
-    exhibit = race()
-    (found, _) = rows(exhibit, results(exhibit))
-    assert found[SLOW][races.UNTIL] == "never reached; best 0.3"
-    assert found[SLOW][races.EVERY] == "never (0.3), never (0.3), never (0.3)"
-    assert found[SLOW][races.FASTER] == "none, because not all seeds reached it"
-
-
 def test_no_gain_unless_every_seed_is_as_good() -> None:
-    exhibit = race()
-    course = exhibit.courses["smoke"]
-    all_of = results(exhibit)
-    worse = results(exhibit, {**FOUND, OURS: ((0.5, 0.5), (0.1, 0.2, 0.88, 0.2, 0.2))})
-    job = exhibit.job(course, 1.0, course.entrants[1], 2)
-    mixed = base.Results(Path("x"), {**all_of.found, job: worse.found[job]})
-    found, other = rows(exhibit, mixed)
+    worse = results({**FOUND, OURS: ((0.5, 0.5), (0.1, 0.2, 0.88, 0.2, 0.2))})
+    job = job_of(1, 2)
+    found, other = rows(base.Results(Path("x"), {**results().found, job: worse.found[job]}))
     assert found[OURS][races.UNTIL] == "reached by 2 of 3 seeds"
     assert found[OURS][races.EVERY] == "2, never (0.88), 2.4"
-    assert found[OURS][races.FASTER] == "none, because not all seeds reached it"
+    assert found[OURS][races.FASTER] == NO_GAIN
     assert other[OURS][races.FASTER] == "30 (30..30)"
 
 
 def test_a_run_that_failed_counts_for_nothing() -> None:
-    exhibit = race()
-    course = exhibit.courses["smoke"]
-    gone = exhibit.job(course, 1.0, course.entrants[1], 1)
-    (table, _) = exhibit.tables("smoke", results(exhibit, lost=lambda job: job == gone))
-    row = table.rows[1]
-    assert [cell.text for cell in row.cells][2] == "none, because not all seeds reached it"
-    assert row.cells[1].bad
-    first = {exhibit.job(course, 1.0, course.entrants[1], seed) for seed in (1, 2, 3)}
-    (table, _) = exhibit.tables("smoke", results(exhibit, lost=lambda job: job in first))
+    (table, _) = EXHIBIT.tables("smoke", results(lost=lambda job: job == job_of(1, 1)))
+    assert table.rows[1].cells[2].text == NO_GAIN
+    assert table.rows[1].cells[1].bad
+    (table, _) = EXHIBIT.tables("smoke", results(lost=lambda job: job in {job_of(1, seed) for seed in (1, 2, 3)}))
     assert (table.rows[1].cells[0].text, table.rows[1].cells[0].bad) == ("failed: no lab", True)
 
 
 def test_there_is_no_target_before_dense_is_done() -> None:
-    exhibit = race()
-    course = exhibit.courses["smoke"]
-    gone = exhibit.job(course, 0.1, course.entrants[0], 3)
-    found = results(exhibit, lost=lambda job: job == gone)
-    assert exhibit.target(course, found) is None
-    (fast, _) = rows(exhibit, found)
-    assert fast[OURS][races.UNTIL] == "no target yet"
-    assert "no target yet" in exhibit.tables("smoke", found)[0].title
-    assert {line.seconds for line in exhibit.tried("smoke", found)} == {"no target"}
+    found = results(lost=lambda job: job == job_of(0, 3, 0.1))
+    assert EXHIBIT.target(COURSE, found) is None
+    assert rows(found)[0][OURS][races.UNTIL] == "no target yet"
+    assert "no target yet" in EXHIBIT.tables("smoke", found)[0].title
+    assert {line.seconds for line in EXHIBIT.tried("smoke", found)} == {"no target"}
 
 
 def test_less_may_be_better() -> None:
     exhibit = race(lower=True)
-    (found, _) = rows(exhibit, results(exhibit))
-    assert found[SLOW][races.EVERY] == "1, 1.1, 1.2"
-    assert exhibit.tried("smoke", results(exhibit))[0].measure.startswith("accuracy; target at most 0.918")
+    assert rows(results(), exhibit)[0][SLOW][races.EVERY] == "1, 1.1, 1.2"
+    assert exhibit.tried("smoke", results())[0].measure.startswith("accuracy; target at most 0.918")
 
 
 def test_the_summary_has_the_measured_seconds() -> None:
-    exhibit = race()
-    lines = {(line.task, line.method): line for line in exhibit.tried("smoke", results(exhibit))}
+    lines = {(line.task, line.method): line for line in EXHIBIT.tried("smoke", results())}
     line = lines["LSTM on X, 4 workers, 0.1 Gbit/s", OURS]
     assert (line.seconds, line.sent, line.role) == ("2.2 s", "25.00%", "for comparison")
     assert lines["LSTM on X, 4 workers, 1 Gbit/s", SLOW].seconds == "not reached"
 
 
 def test_picture_has_lines_bands_and_target() -> None:
-    from matplotlib.figure import Figure
-
-    exhibit = race()
-    one, other = exhibit.pictures("smoke", results(exhibit))
+    one, other = EXHIBIT.pictures("smoke", results())
     assert one.caption == other.caption  # one figure
     assert (one.title, other.title) == ("LSTM on X, 1 Gbit/s", "LSTM on X, 0.1 Gbit/s")
     for words in ("a processor", "2 cores", "tests not counted", "seeds 1, 2, 3", "0.882"):
         assert words in one.caption
-    figure = Figure(layout="constrained")
-    other.draw(figure)
-    (axes,) = figure.axes
+    axes = shown.axes(other)
     assert axes.get_xscale() == "log"
     dense, ours, _, target = axes.lines
     assert list(target.get_ydata()) == [0.882, 0.882]
@@ -173,34 +149,27 @@ def test_picture_has_lines_bands_and_target() -> None:
 
 
 @pytest.mark.parametrize("scale", SCALES)
-def test_methods_take_turns_and_nothing_else_runs(scale: str) -> None:
-    work, course = RACE.jobs(scale), base.at(scale, RACE.courses)
+def test_methods_take_turns_and_can_be_typed(scale: str, composing: None) -> None:
+    work, course, trained = RACE.jobs(scale), base.at(scale, RACE.courses), set()
     one = len(course.gbits) * len(course.entrants)
     assert len({job.id for job in work}) == len(work) == one * len(course.seeds)
+    assert course.entrants[0].case == "ddp"
     for place, job in enumerate(work):
         words = list(dict(job.arguments)["words"])
         assert words[words.index("--seed") + 1] == str(course.seeds[place // one])
         assert job.alone
         assert job.expected > races.START
-    assert course.entrants[0].case == "ddp"
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_every_run_can_be_typed_and_every_case_exists(scale: str) -> None:
-    course, trained = base.at(scale, RACE.courses), set()
-    with choices.composing():
-        for job in RACE.jobs(scale)[: 2 * len(course.entrants)]:
-            words = shlex.split(job.command)
-            assert words[:2] == ["python", "scripts/netlab.py"]
-            arguments = lab.netlab.parse(words[2:])
-            assert arguments.workers == course.workers
-            given = dict(zip(arguments.command[3::2], arguments.command[4::2], strict=True))
-            assert float(given["--gbit"]) == arguments.gbit
-            assert isinstance(ddp_hooks.moves_optimizer(given["--case"]), bool)
-            trained.add(given["--train"])
-            assert arguments.command[1:3] == ["scripts/bench.py", "accuracy"]
-        for words in trained:  # a second each
-            assert choices.composed(*words.split(","))["optimizer"]["_target_"].endswith("AdamW")
+        typed = shlex.split(job.command)
+        assert typed[:2] == ["python", "scripts/netlab.py"]
+        arguments = lab.netlab.parse(typed[2:])
+        assert arguments.workers == course.workers
+        given = dict(zip(arguments.command[3::2], arguments.command[4::2], strict=True))
+        assert float(given["--gbit"]) == arguments.gbit
+        assert isinstance(ddp_hooks.moves_optimizer(given["--case"]), bool)
+        trained.add(given["--train"])
+        assert arguments.command[1:3] == ["scripts/bench.py", "accuracy"]
+    for words in trained:  # a second each
+        assert choices.composed(*words.split(","))["optimizer"]["_target_"].endswith("AdamW")
 
 
 def test_the_plan_is_told_in_minutes(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -214,13 +183,11 @@ def test_the_plan_is_told_in_minutes(capsys: Any, tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("name", ["spardl.time_to_accuracy", "spardl.convergence"])
-def test_seeds_can_be_chosen(name: str) -> None:
-    (one,) = reproduce.chosen([name], 1)
-    (own,) = reproduce.chosen([name])
-    with choices.composing():
-        few, all_of = one.jobs("laptop"), own.jobs("laptop")
-        assert 0 < len(few) < len(all_of)
-        assert set(few) <= set(all_of)  # so what is done is found again
+def test_seeds_can_be_chosen(name: str, composing: None) -> None:
+    (one,), (own,) = reproduce.chosen([name], 1), reproduce.chosen([name])
+    few, all_of = one.jobs("laptop"), own.jobs("laptop")
+    assert 0 < len(few) < len(all_of)
+    assert set(few) <= set(all_of)  # so what is done is found again
 
 
 def test_seeds_that_cannot_be_chosen() -> None:
@@ -231,31 +198,31 @@ def test_seeds_that_cannot_be_chosen() -> None:
 
 
 def test_a_better_guess_of_the_pace_is_the_same_run() -> None:
-    exhibit = race()
-    course = exhibit.courses["smoke"]
-    quick = course.entrants[1]._replace(pace=(0.01, 0.01))
-    one, other = (exhibit.job(course, 1.0, each, 1) for each in (course.entrants[1], quick))
+    quick = COURSE.entrants[1]._replace(pace=(0.01, 0.01))
+    one, other = job_of(1, 1), EXHIBIT.job(COURSE, 1.0, quick, 1)
     assert (one, one.id) == (other, other.id)
     assert one.expected != other.expected
 
 
-def test_a_record_gives_the_same_table_and_curve(tmp_path: Path) -> None:
-    exhibit = catalogue()[RACE.name]
+@pytest.mark.parametrize("name", [RACE.name, "frontier"])
+def test_a_record_gives_the_same_tables(name: str, tmp_path: Path) -> None:
+    exhibit = catalogue()[name]
     found = made_up.results(exhibit, "smoke", tmp_path / "outputs")
-    for job, outcome in found.found.items():
-        whole = outcome._replace(made={"commit": "0123456789ab", "cpu": "a processor"})
+    for job, each in found.found.items():
+        whole = each._replace(made={"commit": "0123456789ab", "cpu": "a processor"})
         records.record(job, whole, tmp_path / "records" / "smoke.jsonl")
-    again = base.Results.on_disk(tmp_path / "nothing", exhibit.jobs("smoke"), records.RecordStore(tmp_path / "records"))
-    texts = [[list(table.texts()) for table in exhibit.tables("smoke", each)] for each in (found, again)]
-    assert texts[0] == texts[1]
-    assert "a processor" in exhibit.pictures("smoke", again)[0].caption
+    store = records.RecordStore(tmp_path / "records")
+    again = base.Results.on_disk(tmp_path / "nothing", exhibit.jobs("smoke"), store)
+    one, other = ([list(table.texts()) for table in exhibit.tables("smoke", each)] for each in (found, again))
+    assert one == other
+    assert [table for table in one if table]
+    assert "a processor" in exhibit.pictures("smoke", again)[0].caption or name == "frontier"
 
 
 @in_a_lab
-def test_in_a_lab_what_is_done_is_not_done_again(tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_in_a_lab_what_is_done_is_not_done_again(tmp_path: Path, capsys: Any) -> None:
     """Dense training is the same on every link, but for the seconds."""
-    exhibit = RACE
-    work = exhibit.jobs("smoke")
+    work = RACE.jobs("smoke")
     working.complete(work[:1], tmp_path, at_once=1)
     working.complete(work, tmp_path, at_once=1)
     assert "3 of 4 jobs to do: about" in capsys.readouterr().out
@@ -264,7 +231,6 @@ def test_in_a_lab_what_is_done_is_not_done_again(tmp_path: Path, capsys: Any, mo
     values = [[test["accuracy"] for test in each["evaluations"]] for each in (fast, slow)]
     assert values[0] == values[1]
     assert min(each["cluster_seconds"] for each in (fast, slow)) > 0
-    assert [len(each) for each in rows(exhibit, found)] == [2, 2]
-    again = found.of(work[0]).data
+    assert [len(each) for each in rows(found, RACE)] == [2, 2]
     working.complete(work, tmp_path, at_once=1)
-    assert base.Results.on_disk(tmp_path, work).of(work[0]).data == again
+    assert base.Results.on_disk(tmp_path, work).of(work[0]).data == fast

@@ -120,9 +120,9 @@ def test_a_verdict_stands_beside_what_was_proposed(tmp_path: Path) -> None:
     assert first.index("<nav") < first.index(">Paper: accuracy</th>")
     row = rest[rest.index('<tr class="proposed">') :]
     assert row.index("not reproduced") < row.index(">dense</th>") < row.index("for comparison")
-    assert "<svg" not in first
-    assert rest.count("<svg") == 1
-    assert "<svg" not in folded
+    assert "<img" not in first
+    assert rest.count("<img") == 1
+    assert "<img" not in folded
     assert 'in <a href="#summary">the summary</a>' in folded
     assert text.count('<details class="exhibit">') == 2
 

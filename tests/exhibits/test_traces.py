@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from scripts import choices
-from scripts.exhibits import base, jobs
-from scripts.exhibits import jobs as exhibit_jobs
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.catalogue import load_all
 from scripts.exhibits.claims.judging import Verdict
-from scripts.exhibits.kinds import adaptation, balance, lazy, thresholds, trainings, watched, xi
+from scripts.exhibits.kinds import adaptation, balance, lazy, thresholds, trainings, watched
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, OkTopk
@@ -31,22 +26,36 @@ from spardl.vector.layout import Layout
 from spardl.vector.packing import Slot, message_bytes
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import EXACT, Wire
-from tests.support import harness
+from tests.support import harness, shown
 
 TINY = ("model=resnet20", "dataset=digits", "training.batch_size=1", "cluster.workers=2")
+CASE = trainings.Case("Digits", ("a=1",), "digits")
+OWN = {"name": "x.y", "title": "T", "source": "", "shows": ""}
+EXACT_OKTOPK = Method(ReusedThreshold(0.1, period=1), OkTopk(threshold_period=1), PartialResidual())
 
 
-def oktopk(density: float = 0.1) -> Method:
-    return Method(ReusedThreshold(density), OkTopk(), PartialResidual())
+def oktopk() -> Method:
+    return Method(ReusedThreshold(0.1), OkTopk(), PartialResidual())
+
+
+def drawn(workers: int, length: int, source: torch.Generator) -> list[Tensor]:
+    return [torch.randn(length, generator=source, dtype=torch.float64) for _ in range(workers)]
 
 
 def steps(method: Method, count: int, workers: int = 3, length: int = 200) -> list[Any]:
-    bench = harness.Bench.build(method, workers, length)
-    source = torch.Generator().manual_seed(7)
-    return [
-        bench.step([torch.randn(length, generator=source, dtype=torch.float64) for _ in range(workers)])
-        for _ in range(count)
-    ]
+    bench, source = harness.Bench.build(method, workers, length), torch.Generator().manual_seed(7)
+    return [bench.step(drawn(workers, length, source)) for _ in range(count)]
+
+
+def smoke(name: str, data: Any) -> Any:
+    """An exhibit, and results of its only job at scale smoke."""
+    exhibit = catalogue()[name]
+    (job,) = exhibit.jobs("smoke")
+    return exhibit, shown.results({job: data})
+
+
+def values(row: Any) -> list[float | None]:
+    return [cell.value for cell in row.cells]
 
 
 def test_to_watch_changes_nothing() -> None:
@@ -58,25 +67,18 @@ def test_to_watch_changes_nothing() -> None:
             self.seen = (*self.seen, (worker.rank, state.step, chosen.numel()))
 
     looks = Looks()
-    plain, shown = (steps(method, 4) for method in (oktopk(), watched.Watched.of(oktopk(), looks)))
-    for one, other in zip(plain, shown, strict=True):
-        assert all(harness.same_bits(*pair) for pair in zip(one, other, strict=True))
+    for pair in zip(steps(oktopk(), 4), steps(watched.Watched.of(oktopk(), looks), 4), strict=True):
+        assert all(harness.same_bits(*averages) for averages in zip(*pair, strict=True))
     assert {(rank, step) for rank, step, _ in looks.seen} == {(rank, step) for rank in range(3) for step in range(4)}
     assert [count for _, step, count in looks.seen if step == 0] == [20] * 3
 
 
-def test_a_watcher_is_told_of_every_average() -> None:
-    counts = thresholds._Counts()
-    averages = steps(watched.Watched.of(oktopk(), counts), 3)
-    assert counts.sums == [len(average[0]) for average in averages]
-    assert counts.wanted == 20
-    assert [len(found) for found in counts.local] == [3, 3, 3]
-
-
-def test_of_some_steps_only() -> None:
+def test_a_watcher_is_told_of_every_average_or_of_some() -> None:
     each, some = thresholds._Counts(), thresholds._Counts(every=3)
-    for counts in (each, some):
-        steps(watched.Watched.of(oktopk(), counts), 5)
+    averages, _ = (steps(watched.Watched.of(oktopk(), counts), 5) for counts in (each, some))
+    assert each.sums == [len(average[0]) for average in averages]
+    assert each.wanted == 20
+    assert [len(found) for found in each.local] == [3] * 5
     assert some.sums == each.sums[::3]
     assert some.local == each.local[::3]
 
@@ -85,52 +87,35 @@ def test_only_single_entries_are_selected() -> None:
     method = harness.dense()
     with pytest.raises(ConfigError, match="compressor=none does not send single entries"):
         watched.selection(method, Worker(0, 1), method.init_state(Layout.flat(4), torch.float32))
+    assert watched.sparse(Method(TopK(0.1), AllGather(), LocalResidual())).density == 0.1
 
 
-def test_deviations_by_hand() -> None:
-    found = thresholds.deviations([50, 100, 120, 110], 100)
-    assert found.mean == pytest.approx(0.95)
-    assert (found.least, found.most) == (0.5, 1.2)
-    assert found.deviation == pytest.approx((0.5 + 0 + 0.2 + 0.1) / 4)
-    assert found.off == 0.5
-
-
-def results(folder: Path, job: Any, data: dict[str, Any]) -> Any:
-    outcome = exhibit_jobs.Outcome(folder, data)
-    return base.Results(folder, {job: outcome})
-
-
-def test_the_table_of_thresholds_by_hand(tmp_path: Path) -> None:
-    case = trainings.Case("Digits", ("a=1",), "digits")
-    made = thresholds.Thresholds(
-        name="x.y",
-        title="T",
-        source="",
-        shows="",
-        methods={"limited": (("b=1",), True), "local": (("b=2",), False)},
-        plans={"smoke": watched.TracePlan((case,), ("c=1",), 2, "")},
-    )
+def test_thresholds_by_hand() -> None:
+    assert thresholds.deviations([50, 100, 120, 110], 100) == pytest.approx((0.95, 0.5, 1.2, 0.8 / 4, 0.5))
+    methods = {"limited": (("b=1",), True), "local": (("b=2",), False)}
+    plans = {"smoke": watched.TracePlan((CASE,), ("c=1",), 2, "")}
+    made = thresholds.Thresholds(**OWN, methods=methods, plans=plans)
     job, _ = made.jobs("smoke")
     assert dict(job.arguments) == {"words": ("c=1", "a=1", "b=1"), "steps": 2}
-    found = results(tmp_path, job, {"k": 10, "local": [[10, 20], [12, 14]], "sums": [10, 5]})
+    found = shown.results({job: {"k": 10, "local": [[10, 20], [12, 14]], "sums": [10, 5]}})
     (table,) = made.tables("smoke", found)
     assert [row.name for row in table.rows] == ["limited, own", "limited, sums", "local, own"]
-    assert [cell.value for cell in table.rows[0].cells] == pytest.approx([1.4, 1.0, 2.0, 0.4, 0.75, 0.3])
-    assert [cell.value for cell in table.rows[1].cells] == pytest.approx([0.75, 0.5, 1.0, 0.25, 0.5, 0.5])
+    assert values(table.rows[0]) == pytest.approx([1.4, 1.0, 2.0, 0.4, 0.75, 0.3])
+    assert values(table.rows[1]) == pytest.approx([0.75, 0.5, 1.0, 0.25, 0.5, 0.5])
     assert table.rows[2].cells[0].text == "not run yet"
-    figure = Figure(layout="constrained")
-    own, _ = made.pictures("smoke", found)
-    own.draw(figure)
-    assert list(figure.axes[0].lines[0].get_ydata()) == pytest.approx([1.5, 1.3])
+    own, sums = (shown.axes(picture) for picture in made.pictures("smoke", found))
+    assert list(own.lines[0].get_ydata()) == pytest.approx([1.5, 1.3])
+    assert (len(own.collections), len(sums.collections)) == (1, 0)  # a band over the workers
+    assert own.get_yscale() == "log"
 
 
 @pytest.mark.parametrize(("scale", "told"), [("laptop", "too short: 96 steps where 1000 are needed"), ("evening", "")])
 def test_what_is_watched_for_too_short_a_time_is_not_judged(scale: str, told: str, composing: None) -> None:
     exhibit = catalogue()["oktopk.thresholds"]
     data = {"k": 100, "local": [[300, 100]] * 4, "sums": [100] * 4}
-    done = {job: exhibit_jobs.Outcome(Path("x"), data) for job in exhibit.jobs(scale)}
     claim = next(each for each in load_all() if each.name == "Ok-Topk: thresholds")
-    finding = judging.judge(claim, {exhibit.name: exhibit}, scale, base.Results(Path("x"), done)).finding
+    found = shown.results(dict.fromkeys(exhibit.jobs(scale), data))
+    finding = judging.judge(claim, {exhibit.name: exhibit}, scale, found).finding
     assert finding.verdict is (Verdict.UNJUDGED if told else Verdict.NOT)
     assert told in finding.reason
     assert ": 0% (" in finding.ours  # three models, each with the entries of a worker and the sums
@@ -139,16 +124,12 @@ def test_what_is_watched_for_too_short_a_time_is_not_judged(scale: str, told: st
 
 def test_thresholds_are_judged_per_model(composing: None) -> None:
     exhibit = catalogue()["oktopk.thresholds"]
+    exact, few = ({"k": 100, "local": [[count] * 2] * 4, "sums": [count] * 4} for count in (100, 50))
+    model = set(exhibit.plans["evening"].cases[0].words)
     jobs = exhibit.jobs("evening")
-    exact = {"k": 100, "local": [[100, 100]] * 4, "sums": [100] * 4}
-    few = {"k": 100, "local": [[50, 50]] * 4, "sums": [50] * 4}
-    model = next(iter(exhibit.plans["evening"].cases)).words
-    done = {
-        job: exhibit_jobs.Outcome(Path("x"), few if set(model) <= set(dict(job.arguments)["words"]) else exact)
-        for job in jobs
-    }
+    done = {job: few if model <= set(dict(job.arguments)["words"]) else exact for job in jobs}
     claim = next(each for each in load_all() if each.name == "Ok-Topk: thresholds")
-    found = judging.judge(claim, {exhibit.name: exhibit}, "evening", base.Results(Path("x"), done))
+    found = judging.judge(claim, {exhibit.name: exhibit}, "evening", shown.results(done))
     assert [task.finding.verdict for task in found.tasks] == [Verdict.NOT, Verdict.DIRECTION, Verdict.DIRECTION]
     assert found.finding.verdict is Verdict.MIXED
 
@@ -165,30 +146,22 @@ def test_exact_thresholds_select_what_is_wanted() -> None:
 @pytest.mark.slow
 def test_loads_of_a_training() -> None:
     found = balance.record_loads((*TINY, "compressor=oktopk"), 2)
-    selected = sum(found["ways"]["equal"]["loads"])
-    assert selected == sum(found["ways"]["balanced"]["loads"]) > found["k"]
-    kept = found["ways"]["plain"]["loads"]
-    assert sum(kept) == found["k"] == sum(found["ways"]["levelled"]["loads"])
+    loads = {name: sum(way["loads"]) for name, way in found["ways"].items()}
+    assert loads["equal"] == loads["balanced"] > found["k"]
+    assert loads["plain"] == loads["levelled"] == found["k"]
 
 
-def clustered() -> Any:
+def test_loads_by_hand() -> None:
     """Two workers with four entries each, all but one of which are in the first half of the vector."""
     own = [
         SparseVector(torch.tensor([0, 1, 2, 9]), torch.tensor([9.0, 8.0, 7.0, 1.0]), 16),
         SparseVector(torch.tensor([0, 1, 3, 7]), torch.tensor([9.0, 8.0, 1.0, 6.0]), 16),
     ]
-    return balance.Snapshot(own, [0, 2, 16], 4)
-
-
-def test_loads_by_hand() -> None:
-    found = balance.compare(clustered())
-    assert found["equal"].loads == [7, 1]
-    assert found["balanced"].loads == [4, 4]
-    # Both propose to cut at position 2, or 3: the mean is 2.
-    assert found["fresh"].loads == [4, 4]
-    # The four largest sums: 18 and 16 at the positions 0 and 1, 7 and 6 at 2 and 7.
-    assert found["plain"].loads == [2, 2]
-    assert found["levelled"].loads == [2, 2]
+    found = balance.compare(balance.Snapshot(own, [0, 2, 16], 4))
+    # Both propose to cut at position 2, or 3: the mean is 2. The four largest sums: 18 and 16 at the positions 0 and 1,
+    # 7 and 6 at 2 and 7.
+    loads = {"equal": [7, 1], "balanced": [4, 4], "fresh": [4, 4], "plain": [2, 2], "levelled": [2, 2]}
+    assert {name: sent.loads for name, sent in found.items()} == loads
     assert found["equal"].rounds == 2  # numbers, and entries
     assert found["plain"].rounds == 2
     # A number of 8 bytes, and the four entries that the second worker has for the first.
@@ -196,13 +169,13 @@ def test_loads_by_hand() -> None:
 
 
 def test_levelled_blocks_are_gathered_as_they_were() -> None:
-    own = [SparseVector(torch.arange(6), torch.arange(6.0) + 1, 8), SparseVector(torch.tensor([7]), torch.ones(1), 8)]
-    snapshot = balance.Snapshot([own[0], SparseVector(torch.tensor([6]), torch.ones(1), 8)], [0, 6, 8], 7)
-    found = balance.compare(snapshot)
+    six, one = torch.arange(6), torch.ones(1)
+    own = [SparseVector(six, six + 1.0, 8), SparseVector(torch.tensor([6]), one, 8)]
+    found = balance.compare(balance.Snapshot(own, [0, 6, 8], 7))
     assert found["plain"].loads == [6, 1]
     assert found["levelled"].loads == [3, 4]
     assert found["levelled"].rounds == found["plain"].rounds + 1
-    blocks = [SparseVector(own[0].indices, own[0].values, 6), SparseVector(torch.tensor([1]), torch.ones(1), 2)]
+    blocks = [SparseVector(six, six + 1.0, 6), SparseVector(torch.tensor([1]), one, 2)]
     for gather in (balance._plain, balance._levelled):
         gathered, _, _ = balance._run([lambda team, b=block, g=gather: g(b, [0, 6, 8], team) for block in blocks])
         for vector in gathered:
@@ -210,10 +183,9 @@ def test_levelled_blocks_are_gathered_as_they_were() -> None:
             assert vector.values.tolist() == [1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 1.0]
 
 
-def test_the_tables_of_balance_by_hand(tmp_path: Path) -> None:
-    case = trainings.Case("Digits", ("a=1",), "digits")
-    plan = watched.TracePlan((case,), (), 2, "")
-    made = balance.Balance("x.y", "T", "", "", {"smoke": plan}, "ethernet_1g", {"Digits": 2000})
+def test_balance_by_hand() -> None:
+    plans = {"smoke": watched.TracePlan((CASE,), (), 2, "")}
+    made = balance.Balance(**OWN, plans=plans, network="ethernet_1g", entries={"Digits": 2000})
     (job,) = made.jobs("smoke")
     ways = {
         "equal": {"loads": [6, 2], "rounds": 2, "busiest": 3000},
@@ -222,20 +194,18 @@ def test_the_tables_of_balance_by_hand(tmp_path: Path) -> None:
         "plain": {"loads": [3, 1], "rounds": 2, "busiest": 1000},
         "levelled": {"loads": [2, 2], "rounds": 3, "busiest": 500},
     }
-    found = results(tmp_path, job, {"length": 1000, "k": 4, "ways": ways})
+    found = shown.results({job: {"length": 1000, "k": 4, "ways": ways}})
     split, gather, anew = made.tables("smoke", found)
     seconds = [2 * 50e-6 + 2 * size * 8e-9 for size in (3000, 2000)]
-    expected = [1.5, 1.0, 3.0, 2.0, 1.5, *seconds, seconds[0] / seconds[1]]
-    assert [cell.value for cell in split.rows[0].cells[:-1]] == pytest.approx(expected)
+    assert values(split.rows[0])[:-1] == pytest.approx([1.5, 1.0, 3.0, 2.0, 1.5, *seconds, seconds[0] / seconds[1]])
+    assert split.columns[-5:-1] == ["gain", "seconds, equal", "seconds, balanced", "gain with latency"]
     assert gather.rows[0].cells[4].value == 2
     assert gather.rows[0].cells[6].value == pytest.approx(3 * 50e-6 + 2 * 500 * 8e-9)
     assert anew.rows[0].cells[1].value == 1.25
     assert "from memory" in split.rows[0].cells[-1].text
-    failing, *_ = made.tables("smoke", replace(found, found={}))
-    assert failing.rows[0].cells[0].text == "not run yet"
-    figure = Figure(layout="constrained")
-    made.pictures("smoke", found)[0].draw(figure)
-    assert [bar.get_height() for bar in figure.axes[0].patches] == [1.5, 0.5, 1.0, 1.0]
+    assert made.tables("smoke", shown.NOTHING)[0].rows[0].cells[0].text == "not run yet"
+    bars = shown.axes(made.pictures("smoke", found)[0]).patches
+    assert [bar.get_height() for bar in bars] == [1.5, 0.5, 1.0, 1.0]
 
 
 def test_the_published_cases_are_as_large_as_published() -> None:
@@ -245,35 +215,23 @@ def test_the_published_cases_are_as_large_as_published() -> None:
         assert sizes == [14_728_266, 27_569_568, 133_547_324][: len(sizes)]
 
 
-def test_topk_is_sparse_enough() -> None:
-    compressor = watched.sparse(Method(TopK(0.1), AllGather(), LocalResidual()))
-    assert compressor.density == 0.1
-
-
 def test_every_comparison_names_what_is_not_published_of_it() -> None:
     """Wherever Ok-Topk is among the methods that run, at any scale, and nowhere else."""
     known = catalogue()
     with choices.composing():
         jobs = {name: [*exhibit.jobs("smoke"), *exhibit.jobs("laptop")] for name, exhibit in known.items()}
     runs = {name for name, found in jobs.items() if any("oktopk" in repr(job).replace(name, "") for job in found)}
-    named = {name for name, exhibit in known.items() if "reevaluate_beyond" in exhibit.what_ran("laptop")}
     assert len(runs) == 17
-    assert runs == named
+    assert runs == {name for name, exhibit in known.items() if "reevaluate_beyond" in exhibit.what_ran("laptop")}
 
 
-def test_distances_by_hand() -> None:
+def test_distances_and_thresholds_of_vectors_by_hand() -> None:
     vectors = torch.tensor([[4.0, 0, 3, 0], [0, -4.0, 3, 0]])
-    average = torch.tensor([0.0, 0.0, 3.0, 0.0])
-    gradient = torch.tensor([0.0, 0.0, 0.0, 2.0])
+    average, gradient = torch.tensor([0.0, 0.0, 3.0, 0.0]), torch.tensor([0.0, 0.0, 0.0, 2.0])
     # The largest of the mean (2, -2, 3, 0) is 3; alone, each worker selects a 4, of whose means 2 one is kept.
-    own, sent = xi.distance(vectors, average, gradient, 1)
-    assert own == pytest.approx((3**2 + 2**2) ** 0.5 / 2)
-    assert sent == 0
-
-
-def test_thresholds_by_hand() -> None:
+    assert thresholds.distance(vectors, average, gradient, 1) == (pytest.approx((3**2 + 2**2) ** 0.5 / 2), 0)
     vector = torch.tensor([0.5, -3.0, 2.0, 1.0])
-    found = xi.thresholds_of(vector, torch.tensor([1, 2, 3]), 2)
+    found = thresholds.thresholds_of(vector, torch.tensor([1, 2, 3]), 2)
     assert (found["exact"], found["used again"]) == (2.0, 1.0)
     # Half of the entries lie beyond 0.6745 standard deviations of a normal distribution.
     assert found["normal fit"] == pytest.approx(0.125 + 0.67449 * vector.std().item(), rel=1e-4)
@@ -281,12 +239,10 @@ def test_thresholds_by_hand() -> None:
 
 def test_gradients_are_told_from_residuals() -> None:
     """Equal workers lose nothing by selecting alone; and the norm is the gradient's, whatever waits."""
-    method = Method(ReusedThreshold(0.1, period=1), OkTopk(threshold_period=1), PartialResidual())
-    trace = xi._Selections(last=2)
-    bench = harness.Bench.build(watched.Watched.of(method, trace), 3, 100)
-    source = torch.Generator().manual_seed(1)
+    trace, source = thresholds._Selections(last=2), torch.Generator().manual_seed(1)
+    bench = harness.Bench.build(watched.Watched.of(EXACT_OKTOPK, trace), 3, 100)
     for step in range(3):
-        gradient = torch.randn(100, generator=source, dtype=torch.float64)
+        (gradient,) = drawn(1, 100, source)
         bench.step([gradient.clone() for _ in range(3)])
         waiting = trace.vectors[0] - gradient
         assert torch.count_nonzero(waiting) == (0 if step == 0 else pytest.approx(90, abs=10))
@@ -294,65 +250,56 @@ def test_gradients_are_told_from_residuals() -> None:
     assert [own for own, _ in trace.xi] == pytest.approx([0, 0, 0])
     assert [sent for _, sent in trace.xi] == pytest.approx([0, 0, 0], abs=1e-9)
     assert sum(trace.picture["counts"]) == 100
-    apart = [torch.randn(100, generator=source, dtype=torch.float64) for _ in range(3)]
-    before = [state.memory.clone() for state in bench.states]
+    apart, before = drawn(3, 100, source), [state.memory.clone() for state in bench.states]
     bench.step(apart)
-    expected = xi.distance(
-        torch.stack([one + other for one, other in zip(before, apart, strict=True)]),
-        torch.zeros(100, dtype=torch.float64),
-        torch.stack(apart).mean(0),
-        10,
-    )
-    assert trace.xi[3][0] == pytest.approx(expected[0])
-    assert expected[0] > 0
+    vectors, gradients = torch.stack(before) + torch.stack(apart), torch.stack(apart).mean(0)
+    expected, _ = thresholds.distance(vectors, torch.zeros(100, dtype=torch.float64), gradients, 10)
+    assert trace.xi[3][0] == pytest.approx(expected)
+    assert expected > 0
 
 
 def test_of_some_steps_only_of_xi() -> None:
     """Figures of a step do not depend on whether earlier steps were traced."""
-    method = Method(ReusedThreshold(0.1, period=1), OkTopk(threshold_period=1), PartialResidual())
-    watchers = xi._Selections(last=7), xi._Selections(last=7, every=3)
-    for watcher in watchers:
-        bench = harness.Bench.build(watched.Watched.of(method, watcher), 3, 100)
-        source = torch.Generator().manual_seed(2)
-        for _ in range(8):
-            bench.step([torch.randn(100, generator=source, dtype=torch.float64) for _ in range(3)])
-    each, some = watchers
+    each, some = thresholds._Selections(last=7), thresholds._Selections(last=7, every=3)
+    for watcher in (each, some):
+        steps(watched.Watched.of(EXACT_OKTOPK, watcher), 8, length=100)
     assert (len(each.xi), len(some.xi)) == (8, 3)
     assert some.xi == each.xi[::3]
     assert some.picture == each.picture
 
 
-def test_tables_and_pictures_by_hand() -> None:
-    exhibit = catalogue()["oktopk.xi"]
-    (job,) = exhibit.jobs("smoke")
-    cuts = dict(zip(xi.THRESHOLDS, (2.0, 1.0, 3.0), strict=True))
-    selected = dict(zip(xi.THRESHOLDS, (10, 15, 5), strict=True))
-    last = {"scale": 0.5, "counts": [1.0] * xi.BINS, "cuts": cuts, "selected": selected}
+def test_xi_by_hand() -> None:
+    cuts, selected = (dict(zip(thresholds.THRESHOLDS, each, strict=True)) for each in ((2.0, 1.0, 3.0), (10, 15, 5)))
+    last = {"scale": 0.5, "counts": [1.0] * thresholds.BINS, "cuts": cuts, "selected": selected}
     data = {"k": 10, "xi": [0.1, 0.2, 0.3, 0.4], "sent": [0.2, 0.2, 0.4, 0.6], "last": last}
-    results = base.Results(Path("x"), {job: jobs.Outcome(Path("x"), data)})
-    losses, places = exhibit.tables("smoke", results)
-    assert [cell.value for cell in losses.rows[0].cells] == pytest.approx([0.25, 0.4, 0.35, 0.5])
-    assert [cell.value for cell in places.rows[0].cells] == [10, 2.0, 1.0, 3.0, 1.0, 1.5, 0.5]
+    exhibit, found = smoke("oktopk.xi", data)
+    losses, places = exhibit.tables("smoke", found)
+    assert values(losses.rows[0]) == pytest.approx([0.25, 0.4, 0.35, 0.5])
+    assert values(places.rows[0]) == [10, 2.0, 1.0, 3.0, 1.0, 1.5, 0.5]
     assert losses.rows[0].name.startswith("ResNet-20 on digits")
-    lines, bars = exhibit.pictures("smoke", results)
-    figure = Figure(layout="constrained")
-    lines.draw(figure)
-    assert list(figure.axes[0].lines[0].get_ydata()) == data["xi"]
-    figure = Figure(layout="constrained")
-    bars.draw(figure)
-    assert sorted(line.get_xdata()[0] for line in figure.axes[0].lines) == [-6, -4, -2, 2, 4, 6]
-    missing = exhibit.tables("smoke", base.Results(Path("x"), {}))
-    assert missing[0].rows[0].cells[0].text == "not run yet"
+    lines, bars = (shown.axes(picture) for picture in exhibit.pictures("smoke", found))
+    assert [list(line.get_ydata()) for line in lines.lines] == [data["xi"], data["sent"]]
+    assert sorted(line.get_xdata()[0] for line in bars.lines) == [-6, -4, -2, 2, 4, 6]
+    assert exhibit.tables("smoke", shown.NOTHING)[0].rows[0].cells[0].text == "not run yet"
 
 
 @pytest.mark.slow
-def test_a_training() -> None:
-    (job,) = catalogue()["oktopk.xi"].jobs("smoke")
+@pytest.mark.parametrize("name", ["oktopk.xi", "spardl.lazy", "spardl.adaptation"])
+def test_a_training(name: str) -> None:
+    (job,) = catalogue()[name].jobs("smoke")
     found = job.function(**dict(job.arguments))
     assert json.loads(json.dumps(found)) == found
-    assert len(found["xi"]) == 3
-    assert all(0 < value < 2 for value in found["xi"])
-    assert found["last"]["selected"]["exact"] >= found["k"]
+    if name == "oktopk.xi":
+        assert len(found["xi"]) == 3
+        assert all(0 < value < 2 for value in found["xi"])
+        assert found["last"]["selected"]["exact"] >= found["k"]
+    elif name == "spardl.lazy":
+        assert [found[way]["selections"] for way in (lazy.LAZY, lazy.EAGER)] == [3, 5]
+        assert found[lazy.LAZY]["entries"] == 1
+        assert len(found["same"]) == len(found[lazy.EAGER]["mass"]) == 2
+    else:
+        assert [len(found[each]) for each in ("h", "union", "k")] == [3, 3, 3]
+        assert {len(step) for step in found["h"]} == {4}
 
 
 def at_once(density: float, wire: Wire = EXACT) -> Method:
@@ -368,11 +315,7 @@ def gradients(workers: int, length: int, dtype: torch.dtype, seed: int) -> list[
 @pytest.mark.parametrize("workers", [*range(1, 9), 14])
 @pytest.mark.parametrize(
     ("dtype", "wire", "tolerance"),
-    [
-        (torch.float64, EXACT, 1e-12),
-        (torch.float32, EXACT, 1e-4),
-        (torch.float32, Wire("bfloat16"), 1e-4),
-    ],
+    [(torch.float64, EXACT, 1e-12), (torch.float32, EXACT, 1e-4), (torch.float32, Wire("bfloat16"), 1e-4)],
     ids=str,
 )
 def test_replicas_are_bit_identical_and_mass_is_conserved(
@@ -413,21 +356,16 @@ def test_where_nothing_is_left_out_both_are_equal(workers: int) -> None:
 def test_what_was_cut_off_does_not_come_back() -> None:
     """Two workers, blocks of two entries, one of which is kept: of block 0, 3 and 2 here, 2 there."""
     given = [torch.tensor([3.0, 2.0, 0.0, 0.0]), torch.tensor([0.0, 2.0, 5.0, 0.0])]
-    benches = {}
-    for name, method in (("lazy", harness.spardl(0.5)), ("at once", at_once(0.5))):
-        benches[name] = harness.Bench.build(method, 2, 4, torch.float32)
-    averages = {name: bench.step([each.clone() for each in given])[0] for name, bench in benches.items()}
-    assert harness.to_dense(averages["lazy"]).tolist() == [0, 2, 2.5, 0]
-    assert harness.to_dense(averages["at once"]).tolist() == [1.5, 0, 2.5, 0]
-    left = [state.memory.tolist() for state in benches["at once"].states]
-    assert left == [[0, 2, 0, 0], [0, 2, 0, 0]]
+    late, early = (harness.Bench.build(method, 2, 4, torch.float32) for method in (harness.spardl(0.5), at_once(0.5)))
+    averages = [harness.to_dense(bench.step([each.clone() for each in given])[0]).tolist() for bench in (late, early)]
+    assert averages == [[0, 2, 2.5, 0], [1.5, 0, 2.5, 0]]
+    assert [state.memory.tolist() for state in early.states] == [[0, 2, 0, 0], [0, 2, 0, 0]]
 
 
 @pytest.mark.parametrize("workers", [1, 2, 6, 14])
 def test_selections_are_counted(workers: int) -> None:
     """One for each block; and one for each addition more."""
-    length = 280
-    found = lazy.ways(TopK(0.1))
+    length, found = 280, lazy.ways(TopK(0.1))
     for name, expected in ((lazy.LAZY, workers), (lazy.EAGER, 2 * workers - 1)):
         way = found[name]
         given = gradients(workers, length, torch.float32, 1)
@@ -436,9 +374,8 @@ def test_selections_are_counted(workers: int) -> None:
         more = 2 * (workers - 1) * -(-28 // workers) if name == lazy.EAGER else 0
         assert way.tally.entries == pytest.approx(workers * (length + more))
         plain = at_once(0.1) if name == lazy.EAGER else harness.spardl(0.1)
-        assert harness.same_bits(
-            average, harness.Bench.build(plain, workers, length, torch.float32).step(given)[0]
-        )  # to count changes nothing
+        uncounted = harness.Bench.build(plain, workers, length, torch.float32).step(given)[0]
+        assert harness.same_bits(average, uncounted)  # to count changes nothing
 
 
 def test_what_is_not_compared_is_refused() -> None:
@@ -448,24 +385,20 @@ def test_what_is_not_compared_is_refused() -> None:
         lazy.ways(RandomK(0.1))
 
 
-def test_both_get_what_the_workers_have() -> None:
+def test_both_get_what_the_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """The lazy average equals that of the training in every step, and the mass refers to the largest possible one."""
-    trace = lazy._Both()
-    seen = []
+    trace, seen = lazy._Both(), []
     look = trace.look
 
     def looked(vectors: list[Tensor], average: Any) -> None:
-        seen.append([each.clone() for each in vectors])
+        seen.append(torch.stack([each.clone() for each in vectors]).mean(0))
         look(vectors, average)
 
-    trace.look = looked  # type: ignore[method-assign, assignment]
+    monkeypatch.setattr(trace, "look", looked)
     bench = harness.Bench.build(watched.Watched.of(harness.spardl(0.1), trace), 3, 120)
     for step in range(3):
         average = harness.to_dense(bench.step(gradients(3, 120, torch.float64, step))[0])
-        best = torch.zeros(120, dtype=torch.float64)
-        mean = torch.stack(seen[step]).mean(0)
-        chosen = mean.abs().topk(12).indices
-        best[chosen] = mean[chosen]
+        best = thresholds.largest_of(seen[step], 12)
         way = trace.ways[lazy.LAZY]
         assert way.mass[step] == pytest.approx((average.abs().sum() / best.abs().sum()).item(), rel=1e-9)
         assert way.distance[step] == pytest.approx(((average - best).norm() / best.norm()).item(), rel=1e-9)
@@ -474,48 +407,32 @@ def test_both_get_what_the_workers_have() -> None:
     assert sum(trace.ways[lazy.EAGER].mass) < sum(trace.ways[lazy.LAZY].mass)
 
 
-def test_tables_and_pictures_by_hand_of_lazy() -> None:
-    exhibit = catalogue()["spardl.lazy"]
-    (job,) = exhibit.jobs("smoke")
+def test_lazy_selection_by_hand() -> None:
     data = {
         "same": [0.5, 0.7],
         lazy.LAZY: {"selections": 3.0, "entries": 1.0, "mass": [0.8, 0.9], "distance": [0.4, 0.3]},
         lazy.EAGER: {"selections": 5.0, "entries": 1.02, "mass": [0.6, 0.7], "distance": [0.5, 0.6]},
     }
-    results = base.Results(Path("x"), {job: jobs.Outcome(Path("x"), data)})
-    (table,) = exhibit.tables("smoke", results)
-    late, early = ([cell.value for cell in row.cells] for row in table.rows)
+    exhibit, found = smoke("spardl.lazy", data)
+    (table,) = exhibit.tables("smoke", found)
+    late, early = map(values, table.rows)
     assert late == pytest.approx([3, 1, 0.85, 0.9, 0.3, 1])
     assert early == pytest.approx([5, 1.02, 0.65, 0.7, 0.6, 0.6])
-    (picture,) = exhibit.pictures("smoke", results)
-    figure = Figure(layout="constrained")
-    picture.draw(figure)
-    assert [list(line.get_ydata()) for line in figure.axes[0].lines] == [[0.8, 0.9], [0.6, 0.7]]
+    (picture,) = exhibit.pictures("smoke", found)
+    assert [list(line.get_ydata()) for line in shown.axes(picture).lines] == [[0.8, 0.9], [0.6, 0.7]]
     assert set(picture.key) == {"lazily", "at once"}
-    (missing,) = exhibit.tables("smoke", base.Results(Path("x"), {}))
-    assert missing.rows[0].cells[0].text == "not run yet"
-    assert exhibit.pictures("smoke", base.Results(Path("x"), {})) == []
-
-
-@pytest.mark.slow
-def test_a_training_of_lazy() -> None:
-    (job,) = catalogue()["spardl.lazy"].jobs("smoke")
-    found = job.function(**dict(job.arguments))
-    assert json.loads(json.dumps(found)) == found
-    assert [found[name]["selections"] for name in (lazy.LAZY, lazy.EAGER)] == [3, 5]
-    assert found[lazy.LAZY]["entries"] == 1
-    assert len(found["same"]) == len(found[lazy.EAGER]["mass"]) == 2
+    assert exhibit.tables("smoke", shown.NOTHING)[0].rows[0].cells[0].text == "not run yet"
+    assert exhibit.pictures("smoke", shown.NOTHING) == []
 
 
 def test_to_note_changes_nothing() -> None:
     """Averages and h have the same bits as without the trace."""
-    watch = adaptation._Watch()
+    watch, source = adaptation._Watch(), torch.Generator().manual_seed(1)
     plain, noted = harness.spardl(0.2, teams=2), watched.Watched.of(harness.spardl(0.2, teams=2), watch)
     benches = [harness.Bench.build(method, 4, 400) for method in (plain, noted)]
-    source = torch.Generator().manual_seed(1)
     for _ in range(5):
-        gradients = [torch.randn(400, generator=source, dtype=torch.float64) for _ in range(4)]
-        one, other = (bench.step([each.clone() for each in gradients]) for bench in benches)
+        given = drawn(4, 400, source)
+        one, other = (bench.step([each.clone() for each in given]) for bench in benches)
         assert all(harness.same_bits(*pair) for pair in zip(one, other, strict=True))
     for state, rank in zip(benches[0].states, range(4), strict=True):
         assert (state.communication.h, state.communication.step) == (watch.states[rank].h, watch.states[rank].step)
@@ -526,35 +443,17 @@ def test_to_note_changes_nothing() -> None:
         assert {each.k for each in sent} == {40}
 
 
-def test_tables_and_pictures_by_hand_of_adaptation() -> None:
-    exhibit = catalogue()["spardl.adaptation"]
-    (job,) = exhibit.jobs("smoke")
+def test_adaptation_by_hand() -> None:
     unions = [5.0] * 4 + [10.0] * 16
     data = {"h": [[4, 6]] * 10 + [[8, 8]] * 10, "union": [[union] * 2 for union in unions], "k": [[10, 10]] * 20}
-    results = base.Results(Path("x"), {job: jobs.Outcome(Path("x"), data)})
-    (table,) = exhibit.tables("smoke", results)
+    exhibit, found = smoke("spardl.adaptation", data)
+    (table,) = exhibit.tables("smoke", found)
     # Of the windows of ten steps, those that begin at 0 and 1 have a mean of 0.8 and 0.85, at 2 of 0.9.
-    assert [cell.value for cell in table.rows[0].cells] == pytest.approx([10, 5, 8, 0.5, 1.0, 2])
-    for picture, shares in zip(
-        exhibit.pictures("smoke", results), ([0.5] * 10 + [0.8] * 10, [union / 10 for union in unions]), strict=True
-    ):
-        figure = Figure(layout="constrained")
-        picture.draw(figure)
-        assert list(figure.axes[0].lines[0].get_ydata()) == shares
-        assert "d = 2" in picture.key
-    (missing,) = exhibit.tables("smoke", base.Results(Path("x"), {}))
-    assert missing.rows[0].cells[0].text == "not run yet"
-
-
-def test_what_never_settles_says_so() -> None:
+    assert values(table.rows[0]) == pytest.approx([10, 5, 8, 0.5, 1.0, 2])
+    pictures = exhibit.pictures("smoke", found)
+    assert all("d = 2" in picture.key for picture in pictures)
+    drawn = [list(shown.axes(picture).lines[0].get_ydata()) for picture in pictures]
+    assert drawn == [[0.5] * 10 + [0.8] * 10, [union / 10 for union in unions]]
+    assert exhibit.tables("smoke", shown.NOTHING)[0].rows[0].cells[0].text == "not run yet"
     assert adaptation._settled([0.5] * 20).text == "not yet"
     assert adaptation._settled([1.0] * 3).value == 0
-
-
-@pytest.mark.slow
-def test_a_training_of_adaptation() -> None:
-    (job,) = catalogue()["spardl.adaptation"].jobs("smoke")
-    found = job.function(**dict(job.arguments))
-    assert json.loads(json.dumps(found)) == found
-    assert [len(found[name]) for name in ("h", "union", "k")] == [3, 3, 3]
-    assert {len(step) for step in found["h"]} == {4}

@@ -1,10 +1,10 @@
-"""Where an update's time goes: counts, assumptions, and tables, with figures by hand."""
+"""Where the time of an update goes, and where a method is faster: counts, assumptions and tables, checked by hand."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from pathlib import Path
+from dataclasses import replace
+from itertools import combinations
 from typing import Any
 
 import pytest
@@ -16,13 +16,13 @@ from torchvision.models import resnet50
 
 from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits import base
-from scripts.exhibits import jobs as exhibit_jobs
-from scripts.exhibits.kinds import counts, gpu, updates
+from scripts.exhibits.charts import curves
+from scripts.exhibits.kinds import counts, gpu, regimes, updates
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.clusters import Network
+from spardl.clusters.network import PRESETS
 from tasks.models.vgg_cifar import CifarVgg
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support import shown
 
 
 def count(name: str, workers: int, *overrides: str, settle: int = 0, kept: int = 512) -> list[dict[str, Any]]:
@@ -33,8 +33,7 @@ def count(name: str, workers: int, *overrides: str, settle: int = 0, kept: int =
 
 def test_dense_sends_every_entry_twice_around_the_ring() -> None:
     (kind,) = count("none", 4)
-    assert kind["share"] == 1
-    assert kind["rounds"] == 6
+    assert (kind["share"], kind["rounds"]) == (1, 6)
     assert kind["words"] == {"fixed": pytest.approx(0, abs=1), "per_entry": pytest.approx(1.5, rel=1e-3)}
     assert kind["bytes"]["per_entry"] == pytest.approx(6, rel=1e-3)
 
@@ -68,31 +67,16 @@ def test_teams_are_counted_after_they_have_adapted() -> None:
     assert early["words"]["per_entry"] != late["words"]["per_entry"]
 
 
-KINDS = [
-    {
-        "share": 0.75,
-        "rounds": 4,
-        "words": {"fixed": 0.0, "per_entry": 0.1},
-        "bytes": {"fixed": 100.0, "per_entry": 0.2},
-    },
-    {
-        "share": 0.25,
-        "rounds": 8,
-        "words": {"fixed": 0.0, "per_entry": 0.5},
-        "bytes": {"fixed": 100.0, "per_entry": 1.0},
-    },
-]
+def kind(rounds: int, per_entry: float, share: float = 1.0, sent: float | None = None, fixed: float = 0.0) -> Any:
+    words, nbytes = ({"fixed": at, "per_entry": each} for at, each in ((0.0, per_entry), (fixed, sent or per_entry)))
+    return {"share": share, "rounds": rounds, "words": words, "bytes": nbytes}
 
 
-@pytest.fixture
-def model() -> Any:
-    # 6 x 1e6 x 10 operations at 6e9 a second, and an update of 1000 entries.
-    return gpu.Model("Small", 1000, 10, 1e6, 6e9, "by hand")
-
-
-def test_the_parts_by_hand(model: Any) -> None:
-    network = Network(alpha=1e-3, gbit=8e-6)  # a byte takes a millisecond
-    found = updates.predict(model, "topka", KINDS, 4, network)
+def test_the_parts_by_hand() -> None:
+    # 6 x 1e6 x 10 operations at 6e9 a second, and an update of 1000 entries; a byte takes a millisecond.
+    model, network = gpu.Model("Small", 1000, 10, 1e6, 6e9, "by hand"), Network(alpha=1e-3, gbit=8e-6)
+    kinds = [kind(4, 0.1, 0.75, 0.2, 100.0), kind(8, 0.5, 0.25, 1.0, 100.0)]
+    found = updates.predict(model, "topka", kinds, 4, network)
     assert found.computation == pytest.approx(0.01 + 1000 * 5e-11)
     assert found.latency == pytest.approx(5e-3)  # 3/4 x 4 + 1/4 x 8 rounds
     assert found.bandwidth == pytest.approx(0.5)  # 100 bytes, and 3/4 x 200 + 1/4 x 1000
@@ -101,10 +85,7 @@ def test_the_parts_by_hand(model: Any) -> None:
     merged = 200 / 2 * gpu.MERGING  # 3/4 x 100 + 1/4 x 500 words, two a pair
     assert found.compression == pytest.approx(line.start + 4 * line.worker + 1000 * line.entry + merged)
     assert found.total == pytest.approx(found.computation + found.compression + 0.505)
-
-
-def test_dense_gradients_are_not_compressed() -> None:
-    assert gpu.seconds_to_compress("none", 1000, 4, 1e9) == 0
+    assert gpu.seconds_to_compress("none", 1000, 4, 1e9) == 0  # dense gradients are not compressed
 
 
 def exhibit(workers: tuple[int, ...] = (2, 4)) -> Any:
@@ -121,71 +102,57 @@ def exhibit(workers: tuple[int, ...] = (2, 4)) -> Any:
     )
 
 
-def kinds_of(rounds: int, per_entry: float) -> Mapping[str, Any]:
-    line = {"fixed": 0.0, "per_entry": per_entry}
-    return {"kinds": [{"share": 1.0, "rounds": rounds, "words": line, "bytes": line}]}
+def counted(rounds: int, per_entry: float) -> Any:
+    return {"kinds": [kind(rounds, per_entry)]}
 
 
-def results(folder: Path, found: Mapping[Any, Mapping[str, Any]]) -> Any:
-    outcome = exhibit_jobs.Outcome
-    return base.Results(folder, {job: outcome(folder, data) for job, data in found.items()})
-
-
-def test_a_table_by_hand(tmp_path: Path) -> None:
+def test_a_table_by_hand() -> None:
     made = exhibit()
     jobs = made.jobs("smoke")
     assert [dict(job.arguments)["workers"] for job in jobs] == [2, 4, 2, 4]
-    figures = [kinds_of(1, 0.1), kinds_of(2, 0.2), kinds_of(2, 1.0), kinds_of(6, 1.5)]
-    (table,) = made.tables("smoke", results(tmp_path, dict(zip(jobs, figures, strict=True))))
+    figures = [counted(1, 0.1), counted(2, 0.2), counted(2, 1.0), counted(6, 1.5)]
+    (table,) = made.tables("smoke", shown.results(dict(zip(jobs, figures, strict=True))))
     assert [row.name for row in table.rows] == ["one, P = 2", "one, P = 4", "all, P = 2", "all, P = 4"]
-    rows = {row.name: dict(zip(table.columns[1:], row.cells, strict=True)) for row in table.rows}
     length, alpha, beta = gpu.MODELS["vgg16"].entries, 50e-6, 8e-9
-    four, dense = rows["one, P = 4"], rows["all, P = 4"]
+    four, dense = (shown.cells(table, name) for name in ("one, P = 4", "all, P = 4"))
     assert four["communication"].value == pytest.approx(2 * alpha + 0.2 * length * beta)
     assert dense["of it latency"].value == pytest.approx(6 * alpha)
     assert four["speed-up over all"].value == pytest.approx(dense["update"].value / four["update"].value)
     assert dense["speed-up over all"].value == 1
     ratio = (6 * alpha + 1.5 * length * beta) / (2 * alpha + 0.2 * length * beta)
     assert four["of the communication, over all"].value == pytest.approx(ratio)
-    efficiency = rows["one, P = 2"]["update"].value / four["update"].value
+    efficiency = shown.cells(table, "one, P = 2")["update"].value / four["update"].value
     assert four["weak scaling efficiency"].value == pytest.approx(efficiency)
     assert set(table.rows[1].jobs) == {jobs[1], jobs[3]}
 
 
-def test_failure_appears_in_row_and_comparisons(tmp_path: Path) -> None:
+def test_what_failed_or_was_not_sent_is_said() -> None:
     made = exhibit((2,))
     one, every = made.jobs("smoke")
-    (table,) = made.tables("smoke", results(tmp_path, {one: kinds_of(1, 0.1)}))
+    (table,) = made.tables("smoke", shown.results({one: counted(1, 0.1)}))
     assert [cell.text for cell in table.rows[0].cells[-2:]] == ["baseline failed"] * 2
     assert table.rows[1].cells[0].text == "not run yet"
     assert not any(cell.bad for cell in table.rows[1].cells)  # nothing failed there
-    (table,) = made.tables("smoke", results(tmp_path, {every: kinds_of(1, 1.0)}))
+    (table,) = made.tables("smoke", shown.results({every: counted(1, 1.0)}))
     assert table.rows[0].cells[0].text == "not run yet"
-
-
-def test_one_worker_sends_nothing(tmp_path: Path) -> None:
     made = exhibit((1,))
-    (table,) = made.tables("smoke", results(tmp_path, dict.fromkeys(made.jobs("smoke"), kinds_of(0, 0.0))))
-    assert table.rows[0].cells[-1].text == "no messages"
+    (table,) = made.tables("smoke", shown.results(dict.fromkeys(made.jobs("smoke"), counted(0, 0.0))))
+    assert table.rows[0].cells[-1].text == "no messages"  # one worker
 
 
-def test_the_picture_stacks_all_parts(tmp_path: Path) -> None:
+def test_the_picture_stacks_all_parts() -> None:
     made = exhibit((2,))
-    found = results(tmp_path, dict.fromkeys(made.jobs("smoke"), kinds_of(2, 0.5)))
+    found = shown.results(dict.fromkeys(made.jobs("smoke"), counted(2, 0.5)))
     (picture,) = made.pictures("smoke", found)
-    figure = Figure(layout="constrained")
-    picture.draw(figure)
-    tops = [bar.get_x() + bar.get_width() for bar in figure.axes[0].patches]
+    tops = [bar.get_x() + bar.get_width() for bar in shown.axes(picture).patches]
     (table,) = made.tables("smoke", found)
-    totals = [dict(zip(table.columns[1:], row.cells, strict=True))["update"].value for row in table.rows]
-    assert tops[-2:] == pytest.approx(totals)
+    assert tops[-2:] == pytest.approx([shown.cells(table, row.name)["update"].value for row in table.rows])
 
 
 def test_a_bar_that_would_dwarf_the_others_is_cut_off() -> None:
     axes = Figure().subplots()
-    updates._draw_bars(
-        axes, {"a": updates.Parts(1, 0, 0, 0), "b": updates.Parts(1, 1, 0, 0), "c": updates.Parts(0, 0, 0, 50)}
-    )
+    bars = {"a": (1, 0, 0, 0), "b": (1, 1, 0, 0), "c": (0, 0, 0, 50)}
+    updates._draw_bars(axes, {name: updates.Parts(*parts) for name, parts in bars.items()})
     assert axes.get_xlim() == (0, pytest.approx(1.05 * 6))
     assert [text.get_text() for text in axes.texts] == [" 1", " 2", " \u219250"]
 
@@ -196,7 +163,7 @@ def products(model: nn.Module, pictures: Tensor) -> tuple[float, int]:
     return counter.get_total_flops() / 2 / len(pictures), sum(weight.numel() for weight in model.parameters())
 
 
-def test_products_and_entries_are_those_of_our_networks() -> None:
+def test_assumptions_are_those_of_our_networks_and_benchmarks() -> None:
     with torch.device("meta"):
         found = {
             "vgg16": products(CifarVgg(16, num_classes=10), torch.zeros(2, 3, 32, 32)),
@@ -204,28 +171,143 @@ def test_products_and_entries_are_those_of_our_networks() -> None:
             "vgg11": products(CifarVgg(11, num_classes=1), torch.zeros(2, 3, 64, 64)),
             "resnet50": products(resnet50(), torch.zeros(2, 3, 224, 224)),
         }
-    for name, (counted, entries) in found.items():
-        assert gpu.MODELS[name].products == pytest.approx(counted, rel=0.01)
+    for name, (counted_products, entries) in found.items():
+        assert gpu.MODELS[name].products == pytest.approx(counted_products, rel=0.01)
         assert gpu.MODELS[name].entries == entries
-
-
-def test_a_model_that_both_tables_have_takes_equally_long() -> None:
-    bench = bench_schedules.ASSUMED["resnet50"]
-    model = gpu.MODELS["resnet50"]
+    bench, model = bench_schedules.ASSUMED["resnet50"], gpu.MODELS["resnet50"]
     assert model.seconds / model.batch == pytest.approx(bench.seconds / bench.batch, rel=0.05)
 
 
-@pytest.mark.parametrize("paper", ["spardl", "oktopk"])
-def test_every_exhibit_finds_its_assumptions(paper: str) -> None:
-    found = [
-        made
-        for made in catalogue().values()
-        if isinstance(made, updates.UpdateBreakdown) and made.name.startswith(f"{paper}.")
-    ]
-    assert found
+def test_every_exhibit_finds_its_assumptions() -> None:
+    found = [made for made in catalogue().values() if isinstance(made, updates.UpdateBreakdown)]
+    assert {made.name.partition(".")[0] for made in found} == {"spardl", "oktopk"}
     for made in found:
         assert made.baseline in made.methods
         assert {contender.choice for contender in made.methods.values()} <= set(gpu.COMPRESSING)
         for scale, plan in made.plans.items():
             assert {dict(job.arguments)["density"] for job in made.jobs(scale)} <= set(made.density.values())
             assert set(plan.workers) <= set(gpu.MODELS)
+
+
+MAP = catalogue()["spardl.regimes"]
+# Rounds, and bytes for each entry.
+COUNTED = {
+    "SparDL, d = 1": (8, 0.08),
+    "SparDL, B-SAG, d = 7": (5, 0.1),
+    "Ok-Topk": (16, 0.1),
+    "TopkDSA": (16, 0.4),
+    "TopkA": (4, 0.7),
+    "gTopk": (8, 0.4),
+    "dense": (26, 7.4),
+}
+
+
+@pytest.fixture(params=["smoke", "laptop"])
+def mapped(request: pytest.FixtureRequest) -> tuple[str, base.Results]:
+    found = {MAP.job(request.param, name): counted(*costs) for name, costs in COUNTED.items()}
+    return request.param, shown.results(found)
+
+
+def test_formulas_by_hand() -> None:
+    """14 workers, k = n/100: rounds, and words that a worker sends."""
+    found = {name: (each.rounds, 100 * each.words) for name, each in MAP.formulas.items()}
+    assert found["SparDL, d = 1"] == pytest.approx((8, 4 * 13 / 14))
+    assert found["SparDL, B-SAG, d = 7"] == pytest.approx((5, 40 / 14))
+    assert found["Ok-Topk"] == pytest.approx((35.61, 6 * 13 / 14), rel=1e-3)
+    (cycle,) = MAP.formulas["Ok-Topk"].cycle
+    assert cycle["bytes"]["per_entry"] == 4 * cycle["words"]["per_entry"]
+
+
+@pytest.mark.parametrize(
+    ("gains", "wanted"),
+    [
+        ((1, 1, 1), "nowhere"),
+        ((5, 5, 5), "everywhere"),
+        ((1, 5, 5), "from 2 on"),
+        ((5, 5, 1), "up to 2"),
+        ((1, 5, 1), "from 2 on up to 2"),
+        ((5, 1, 5), "up to 1, and from 3 on"),
+    ],
+)
+def test_where_a_gain_is_reached(gains: tuple[float, ...], wanted: str) -> None:
+    assert regimes.reached(4.9, list(enumerate(gains, 1)), str) == wanted
+
+
+def test_the_fastest_of_ours_counts(mapped: tuple[str, base.Results]) -> None:
+    costs = MAP.costs(*mapped)
+    free, slow = Network(alpha=0, gbit=1), Network(alpha=10, gbit=1000)
+    assert costs.gain("Ok-Topk", "communication", "bert", free) == pytest.approx(0.1 / 0.08)
+    assert costs.gain("Ok-Topk", "communication", "bert", slow) == pytest.approx(16 / 5, rel=1e-3)
+    assert costs.strongest("communication", "bert", free) == "Ok-Topk"
+    assert costs.strongest("communication", "bert", slow) == "TopkA"
+    assert costs.gain("dense", "total", "vgg16", free) < costs.gain("dense", "communication", "vgg16", free)
+
+
+def test_tables_of_the_map_by_hand(mapped: tuple[str, base.Results]) -> None:
+    reach, published = MAP.tables(*mapped)
+    names = ["Ok-Topk", "Ok-Topk, by formulas", "TopkDSA", "TopkA", "gTopk", "dense"]
+    found = {name: shown.cells(reach, name) for name in names}
+    assert [row.name for row in reach.rows] == names
+    assert [cell.value for cell in found["TopkA"].values()][:2] == pytest.approx([0.7 / 0.08, 4 / 5])
+    shares = {name: cells["4.9x: latency over the gradient's seconds on a link"].text for name, cells in found.items()}
+    assert (shares["Ok-Topk"], shares["dense"]) == ("nowhere", "everywhere")
+    # 35.6 t + 0.0557 = 4.9 (5 t + 0.02857): the seconds of the gradient's bytes are 1, and a word is four of them.
+    share = (4.9 * 0.0285714 - 0.0557143) / (35.6147 - 4.9 * 5)
+    assert shares["Ok-Topk, by formulas"] == f"from {100 * share:.2g}% on"
+    assert shares["TopkDSA"].startswith("up to ")
+    cells = shown.cells(published, "VGG-16 on CIFAR-10, ethernet_1g")
+    entries, alpha, beta = gpu.MODELS["vgg16"].entries, 50e-6, 8e-9
+    ours = 5 * alpha + 0.1 * entries * beta, 8 * alpha + 0.08 * entries * beta
+    rival = 16 * alpha + 0.1 * entries * beta
+    assert cells["messages, over Ok-Topk"].value == pytest.approx(rival / min(ours))
+    assert cells["messages, over the fastest sparse method"].text.endswith("(Ok-Topk)")
+    assert cells["updates, over dense"].value < cells["messages, over dense"].value
+    assert len(published.rows) == len(MAP.settings) == 9
+
+
+def test_counts_are_those_of_the_breakdown() -> None:
+    """So nothing is counted twice."""
+    assert {job.id for job in MAP.jobs("laptop")} == {job.id for job in catalogue()["spardl.breakdown"].jobs("laptop")}
+
+
+def test_a_failure_shows(mapped: tuple[str, base.Results]) -> None:
+    scale, good = mapped
+    lost = MAP.job(scale, "gTopk")
+    partly = replace(good, found={job: outcome for job, outcome in good.found.items() if job != lost})
+    (table,) = MAP.tables(scale, partly)
+    assert [row.name for row in table.rows] == ["gTopk"]
+    assert table.rows[0].cells[0].text == "not run yet"
+    assert MAP.pictures(scale, partly) == []
+
+
+def test_maps(mapped: tuple[str, base.Results]) -> None:
+    reach, *maps = MAP.pictures(*mapped)
+    assert len({picture.file for picture in (reach, *maps)}) == 1 + 5 * len(MAP.models)
+    assert set(reach.key) >= {"Ok-Topk", "Ok-Topk, by formulas", "dense", "4.9\u00d7, published"}
+    axes = shown.axes(reach)
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    costs = MAP.costs(*mapped)
+    for picture, rival in ((maps[4], "Ok-Topk"), (maps[8], "dense")):
+        assert picture.title == "2.56 million parameters: LSTM on IMDB"
+        axes = shown.axes(picture)
+        written = [text.get_text() for text in axes.texts]
+        assert len(written) == len(MAP.latencies) * len(MAP.bandwidths)
+        gain = costs.gain(rival, "communication", "lstm_imdb", PRESETS["ethernet_1g"])
+        place = MAP.latencies.index(50e-6) * len(MAP.bandwidths) + MAP.bandwidths.index(1)
+        assert written[place] == f"{gain:.3g}\u00d7"
+        (frame,) = [patch for patch in axes.patches if not patch.get_fill()]
+        assert frame.get_bbox().contains(*axes.texts[place].get_position())
+        boxes = [text.get_window_extent() for text in axes.texts]
+        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
+
+
+def test_equal_factors_have_equal_colours_in_all_panels() -> None:
+    drawn = []
+    for values in ([[1.0, 2.0]], [[2.0, 4.0]]):
+        figure = Figure(layout="constrained")
+        fields = curves.Fields(values, ("a", "b"), ("c",), [["", ""]])
+        curves.draw_fields(figure, fields, ("x", "y"), span=(1.0, 4.0))
+        figure.draw_without_rendering()
+        drawn.append([tuple(each) for each in figure.axes[0].collections[0].get_facecolors()])
+    assert drawn[0][1] == drawn[1][0]
+    assert drawn[0][0] != drawn[1][1]

@@ -8,7 +8,6 @@ OVERFLOW = """() => {
   if (document.documentElement.scrollWidth > width) found.push(`the page: ${document.documentElement.scrollWidth}`);
   for (const element of document.body.querySelectorAll("*")) {
     if (element.closest(".scroll") && !element.matches(".scroll")) continue;
-    if (element.closest("svg") && !element.matches("svg")) continue;
     const box = element.getBoundingClientRect();
     if (box.width && box.height && element.checkVisibility() && (box.right > width + 1 || box.left < -1))
       if (getComputedStyle(element).clipPath === "none" && !element.closest(".stack thead"))
@@ -36,29 +35,6 @@ TABLES = """() => {
   return found;
 }"""
 
-# Pairs of texts of a figure that lie over each other, and texts that the figure cuts off.
-OVERLAP = """() => {
-  const found = [];
-  for (const figure of document.querySelectorAll("svg.plot")) {
-    const edge = figure.getBoundingClientRect();
-    const texts = [...figure.querySelectorAll("text")].filter((each) => each.textContent.trim())
-      .map((each) => ({words: each.textContent.trim(), box: each.getBoundingClientRect()}));
-    const name = figure.getAttribute("aria-labelledby");
-    texts.forEach((one, place) => {
-      const a = one.box, slack = 0.12 * a.height;
-      if (a.left < edge.left - 1 || a.right > edge.right + 1 || a.top < edge.top - 2 || a.bottom > edge.bottom + 2)
-        found.push(`${name}: ${one.words} is cut off`);
-      for (const other of texts.slice(place + 1)) {
-        const b = other.box;
-        const [x, y] = [Math.min(a.right, b.right) - Math.max(a.left, b.left),
-                        Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top)];
-        if (x > 0.5 && y > slack) found.push(`${name}: ${one.words} and ${other.words}`);
-      }
-    });
-  }
-  return found;
-}"""
-
 # Verdicts that cannot be seen without scrolling sideways, or that are told by colour alone.
 VERDICTS = """() => {
   const found = [], width = document.documentElement.clientWidth;
@@ -72,23 +48,6 @@ VERDICTS = """() => {
     const style = getComputedStyle(each), look = `${style.color} on ${style.backgroundColor}`;
     if (kinds.has(look) && kinds.get(look) !== each.className) found.push(`${look} means several verdicts`);
     kinds.set(look, each.className);
-  }
-  return found;
-}"""
-
-# The least contrast of strokes and fills of figures with the page, where they are drawn in a colour of a series.
-STROKES = """() => {
-  const light = (text) => {
-    const [r, g, b] = text.match(/[\\d.]+/g).slice(0, 3).map((x) => x / 255)
-      .map((x) => x <= 0.04045 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
-    return 0.2126 * r + 0.7152 * g + 0.0722 * b;
-  };
-  const paper = light(getComputedStyle(document.body).backgroundColor), found = [];
-  for (const each of document.querySelectorAll("svg.plot path")) {
-    const series = (each.getAttribute("style") || "").match(/(stroke|fill): var\\(--c\\d\\)/);
-    if (!series) continue;
-    const a = light(getComputedStyle(each)[series[1]]);
-    found.push((Math.max(a, paper) + 0.05) / (Math.min(a, paper) + 0.05));
   }
   return found;
 }"""

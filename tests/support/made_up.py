@@ -17,7 +17,7 @@ from zlib import crc32
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.jobs import Computation, Job, Outcome, Training
 from scripts.exhibits.kinds import lab, lazy, predictions, schedules
-from scripts.exhibits.kinds.xi import BINS, THRESHOLDS
+from scripts.exhibits.kinds.thresholds import BINS, THRESHOLDS
 
 STEPS = ("none, after_backward", "none, wfbp", "none, dear")
 METHODS = ("torch dense all-reduce", "torch PowerSGD hook, rank 4", "spardl", "oktopk", "topka", "none")

@@ -11,8 +11,6 @@ from typing import Any
 from scripts.exhibits.charts import palette
 from spardl.basics.errors import ConfigError
 
-__all__ = ["SIZE", "SMALL", "TEXT", "check_drawing", "drawing", "drawn", "explain", "logarithmic", "plain"]
-
 # Inches; two panels fit side by side on a page, one on a telephone.
 SIZE = (4.4, 2.7)
 # Font sizes in points: of text, and of numbers at axes.
@@ -40,7 +38,7 @@ def drawing(**more: Any) -> Any:
     from matplotlib import rc_context  # noqa: PLC0415 - only figures need it
 
     settings: dict[Any, Any] = {
-        "axes.prop_cycle": f"cycler('color', {[colour.light for colour in palette.SERIES]})",
+        "axes.prop_cycle": f"cycler('color', {list(palette.SERIES)})",
         "axes.titlepad": 5,
         "font.size": TEXT,
         "lines.linewidth": 1.5,

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
 from itertools import pairwise
 from statistics import mean
 from typing import Any, NamedTuple
 
+from scripts.exhibits.base import Picture
 from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts.palette import SOFT, Look, looks, readable
+from scripts.exhibits.charts.palette import INK, SOFT, Look, looks, readable
 from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
-
-__all__ = ["Band", "Fields", "band", "draw_factors", "draw_means", "keyed_panels", "panels"]
 
 # Most lines in a panel.
 MOST = 5
@@ -71,21 +71,25 @@ def panels(names: Sequence[str], common: Collection[str] = ()) -> list[list[str]
     return [[*shared, *rest[low:high]] for low, high in pairwise(ends)]
 
 
-def keyed_panels(
-    names: Sequence[str], styles: Mapping[str, Look], common: Collection[str] = ()
-) -> list[tuple[str, dict[str, Look]]]:
-    """Suffix of the title and key of each panel; see :func:`panels`.
+def panel_pictures(
+    pictures: Sequence[Picture], names: Sequence[str], styles: Mapping[str, Look], common: Collection[str] = ()
+) -> list[Picture]:
+    """Pictures of a few lines each; see :func:`panels`.
 
     Args:
+        pictures: Pictures of all lines; their functions take the names of the lines to draw, and the figure.
         names: Names of all lines; without any there is no panel.
         styles: Look of each line.
         common: At most four names that every panel shows, such as the baseline.
     """
-    parts = panels(names, common) if names else []
-    return [
-        (f" ({number} of {len(parts)})" if len(parts) > 1 else "", {name: styles[name] for name in shown})
-        for number, shown in enumerate(parts, 1)
-    ]
+    parts, found = panels(names, common) if names else [], []
+    for number, shown in enumerate(parts, 1):
+        which = f" ({number} of {len(parts)})" if len(parts) > 1 else ""
+        key = {name: styles[name] for name in shown}
+        for each in pictures:
+            draw = partial(each.draw, shown)
+            found.append(each._replace(name=each.name + which, title=each.title + which, draw=draw, key=key))
+    return found
 
 
 def draw_means(
@@ -146,6 +150,43 @@ def _late(bands: Iterable[Band]) -> list[float]:
     ]
 
 
+def draw_steps(
+    figure: Any,
+    lines: Mapping[str, Sequence[Sequence[float]]],
+    styles: Mapping[str, Look],
+    up: str,
+    *,
+    every: int = 1,
+    near: float = 0.0,
+    ratios: bool = False,
+) -> None:
+    """Draws the mean of each step as a line, and the range of several values as a band.
+
+    Args:
+        figure: Figure of matplotlib to draw into.
+        lines: By name, the values of each drawn step, such as one per worker.
+        styles: Look of each line.
+        up: Name of the values.
+        every: Steps between two drawn steps.
+        near: Half of the width of a grey band around 1; 0 draws none.
+        ratios: Whether the vertical axis is logarithmic.
+    """
+    axes = figure.subplots()
+    axes_of.plain(axes, "step", up + (", logarithmic" if ratios else ""))
+    for name, line in lines.items():
+        places, look = range(0, every * len(line), every), styles[name]
+        axes.plot(places, [mean(step) for step in line], color=look.color, linestyle=look.dash)
+        if any(len(step) > 1 for step in line):
+            axes.fill_between(
+                places, *zip(*((min(s), max(s)) for s in line), strict=True), color=look.color, alpha=0.14, linewidth=0
+            )
+    if near:
+        axes.axhspan(1 - near, 1 + near, color=SOFT, alpha=0.15, linewidth=0)
+    if ratios:
+        values = [value for line in lines.values() for step in line for value in step]
+        axes_of.logarithmic(axes.yaxis, [*values, *((1 - near, 1 + near) if near else ())])
+
+
 # Heights in inches: of a row, and of the margins.
 ROW, AROUND = 0.27, 0.65
 # Frame of a cell: its distance from the edge as a share of the cell, and its line width in points.
@@ -156,51 +197,59 @@ class Fields(NamedTuple):
     """Content of a heat map.
 
     Attributes:
-        values: Rows from top to bottom; all values are above zero.
+        values: Rows from top to bottom.
         columns: Labels of the columns.
         rows: Labels of the rows.
+        texts: Text of each cell.
         framed: Row and column of each cell with a frame.
     """
 
     values: Sequence[Sequence[float]]
     columns: Sequence[str]
     rows: Sequence[str]
+    texts: Sequence[Sequence[str]]
     framed: Sequence[tuple[int, int]] = ()
 
 
-def draw_factors(figure: Any, fields: Fields, words: tuple[str, str], span: tuple[float, float]) -> None:
-    """Draws a heat map of factors with a logarithmic colour scale.
+def draw_fields(
+    figure: Any,
+    fields: Fields,
+    words: tuple[str, str],
+    *,
+    span: tuple[float, float] | None = None,
+    cmap: str = "viridis",
+    width: float = axes_of.SIZE[0],
+) -> None:
+    """Draws a heat map.
 
     Args:
         figure: Figure of matplotlib to draw into.
         fields: Content of the panel.
         words: Labels of the horizontal and the vertical axis.
-        span: Smallest and largest factor of all adjacent panels, which share one colour scale.
+        span: Smallest and largest value of all adjacent panels, which share one logarithmic colour scale; by default
+            the scale is linear.
+        cmap: Colour map of matplotlib.
+        width: Width of the figure in inches.
     """
     from matplotlib.colors import LogNorm  # noqa: PLC0415 - only figures need it
+    from matplotlib.patches import Rectangle  # noqa: PLC0415 - only figures need it
 
-    figure.set_size_inches(axes_of.SIZE[0], AROUND + ROW * len(fields.rows))
+    lines = max(name.count("\n") + 1 for name in fields.columns)
+    figure.set_size_inches(width, AROUND + ROW * (len(fields.rows) + lines - 1))
     axes = figure.subplots()
     axes_of.plain(axes, *words)
     axes.grid(visible=False)
     axes.tick_params(length=0)
-    shown = axes.pcolormesh(fields.values, cmap="viridis", norm=LogNorm(*span), clip_on=False)
-    colours = [[readable(shown.cmap(shown.norm(value))) for value in row] for row in fields.values]
-    for row, (values, written) in enumerate(zip(fields.values, colours, strict=True)):
-        for column, (value, colour) in enumerate(zip(values, written, strict=True)):
-            text = f"{value:.3g}\u00d7"
-            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=axes_of.SMALL, color=colour)
-    for row, column in fields.framed:
-        _frame(axes, row, column, colours[row][column])
+    shown = axes.pcolormesh(fields.values, cmap=cmap, norm=LogNorm(*span) if span else None, clip_on=False)
+    for row, (values, texts) in enumerate(zip(fields.values, fields.texts, strict=True)):
+        for column, (value, text) in enumerate(zip(values, texts, strict=True)):
+            colour = INK if math.isnan(value) else readable(shown.cmap(shown.norm(value)))
+            if text:
+                place = {"ha": "center", "va": "center", "fontsize": axes_of.SMALL, "color": colour}
+                axes.text(column + 0.5, row + 0.5, text, **place)
+            if (row, column) in fields.framed:
+                corner, size = (column + INSIDE, row + INSIDE), 1 - 2 * INSIDE
+                axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor=colour, linewidth=FRAME))
     axes.set_xticks([place + 0.5 for place in range(len(fields.columns))], fields.columns)
     axes.set_yticks([place + 0.5 for place in range(len(fields.rows))], fields.rows)
     axes.invert_yaxis()
-
-
-def _frame(axes: Any, row: int, column: int, colour: str) -> None:
-    from matplotlib.patches import Rectangle  # noqa: PLC0415 - only figures need it
-
-    size = 1 - 2 * INSIDE
-    axes.add_patch(
-        Rectangle((column + INSIDE, row + INSIDE), size, size, fill=False, edgecolor=colour, linewidth=FRAME)
-    )

@@ -14,8 +14,6 @@ from scripts.exhibits.base import Picture
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
 
-__all__ = ["Chart", "Dots", "Figures", "Lines"]
-
 # Heights in inches: of a row, and of the margins.
 ROW, AROUND = 0.24, 0.75
 # A sheet as in JSON: title, columns, and rows of a name and its figures.

@@ -17,8 +17,7 @@ from scripts.exhibits.jobs import Computation, Job
 from scripts.exhibits.kinds.counts import CountedCosts, amortized
 from scripts.exhibits.kinds.lab import TURNS
 from scripts.exhibits.kinds.predictions import Computed
-from scripts.exhibits.kinds.study_points import RANDOM_BLOCK, held_out
-from scripts.exhibits.kinds.study_rates import StudyRates
+from scripts.exhibits.kinds.study import RANDOM_BLOCK, StudyRates, held_out
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.kinds.watched import configuration
 from scripts.exhibits.measures import HIGHER_IS_BETTER, LEAST, figure_of, final_metric, seeds

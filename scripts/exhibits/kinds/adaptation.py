@@ -10,19 +10,15 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from scripts.exhibits.base import Basis, Picture, Results, at
-from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.charts.curves import draw_steps
 from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, train_watched
 from scripts.exhibits.outcomes import row_of
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Table
 from spardl.communicators.spardl import SparDLState
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Worker
 
-__all__ = ["Adaptation", "record_adaptation"]
-
-BASIS = basis_of_trace("h and the size of the union of every block, in every step of real trainings")
 NEAR, WINDOW = 0.1, 10  # tolerance as a share of k; number of steps to average
 # Quantities to draw, one panel each.
 KINDS: Mapping[str, str] = MappingProxyType({"h": "entries that a team sends", "union": "entries of all teams"})
@@ -62,7 +58,6 @@ class _Watch(Trace):
     states: dict[int, _Noting] = field(default_factory=dict)
 
     def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Replaces the state of the worker in the first step."""
         if worker.rank not in self.states:
             assert isinstance(state.communication, SparDLState)
             self.states[worker.rank] = _Noting(**asdict(state.communication))
@@ -95,66 +90,43 @@ def record_adaptation(words: Sequence[str], steps: int) -> dict[str, Any]:
 class Adaptation(TracedExhibit):
     """Cases x numbers of teams, with one table and one picture per case."""
 
-    basis: Basis = field(default=BASIS, kw_only=True)
+    basis: Basis = field(
+        default=basis_of_trace("h and the size of the union of every block, in every step of real trainings"),
+        kw_only=True,
+    )
     traced = "adaptation"
     trace = record_adaptation
+    about = (
+        "{plan.titles}. {plan.steps} steps, B-SAG. Means over all workers' blocks; the union is what all teams send of "
+        f"a block, each entry once. Near k from: the step from which on the union stays within {NEAR:.0%} of k, as the "
+        f"mean of {WINDOW} steps. {{words}}"
+    )
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """Words of SparDL with each number of teams."""
         own = ("compressor=spardl", "communicator.gather=bruck")
         return {f"d = {teams}": (own[0], f"communicator.teams={teams}", own[1]) for teams in plan.teams}
 
-    def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
-        plan = at(scale, self.plans)
-        return (
-            f"{plan.titles}. {plan.steps} steps, B-SAG. Means over all workers' blocks; the union is what all teams "
-            f"send of a block, each entry once. Near k from: the step from which on the union stays within {NEAR:.0%} "
-            f"of k, as the mean of {WINDOW} steps. {' '.join(plan.words)}"
-        )
-
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
-        plan = at(scale, self.plans)
-        return [
-            Table(
-                f"{self.title}: {case.title}",
-                COLUMNS,
-                [self._row(plan, case, each, results) for each in self.variants(plan)],
-            )
-            for case in plan.cases
-        ]
-
-    def _row(self, plan: TracePlan, case: Case, teams: str, results: Results) -> Row:
-        job = self.job(plan, case, teams)
-        return row_of(teams, job, results.of(job), len(COLUMNS) - 1, _cells)
+        plan, tables = at(scale, self.plans), []
+        for case in plan.cases:
+            jobs = {teams: self.job(plan, case, teams) for teams in self.variants(plan)}
+            rows = [row_of(teams, job, results.of(job), len(COLUMNS) - 1, _cells) for teams, job in jobs.items()]
+            tables.append(Table(f"{self.title}: {case.title}", COLUMNS, rows))
+        return tables
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
-        plan = at(scale, self.plans)
+        plan, pictures = at(scale, self.plans), []
+        looks = palette.looks(self.variants(plan))
         caption = "h and the union over k by step, means over all blocks; the grey band is near k"
-        return [
-            Picture(
-                f"{case.name} {kind}",
-                caption,
-                partial(self._draw, plan, case, kind, results),
-                f"{case.title}: {words}",
-                palette.looks(self.variants(plan)),
-            )
-            for case in plan.cases
-            for kind, words in KINDS.items()
-        ]
-
-    def _draw(self, plan: TracePlan, case: Case, kind: str, results: Results, figure: Any) -> None:
-        axes, looks = figure.subplots(), palette.looks(self.variants(plan))
-        axes_of.plain(axes, "step", f"{kind} / k")
-        for teams, look in looks.items():
-            outcome = results.of(self.job(plan, case, teams))
-            if outcome.reason is None:
-                shares = _shares(outcome.data, kind)
-                axes.plot(shares, color=look.color, linestyle=look.dash)
-        if kind == "union":
-            axes.axhspan(1 - NEAR, 1 + NEAR, color=palette.SOFT, alpha=0.15, linewidth=0)
+        for case in plan.cases:
+            found = {teams: results.of(self.job(plan, case, teams)) for teams in looks}
+            good = {teams: outcome.data for teams, outcome in found.items() if outcome.reason is None}
+            for kind, words in KINDS.items():
+                lines = {teams: [[share] for share in _shares(data, kind)] for teams, data in good.items()}
+                near = NEAR if kind == "union" else 0.0
+                draw = partial(draw_steps, lines=lines, styles=looks, up=f"{kind} / k", near=near)
+                pictures.append(Picture(f"{case.name} {kind}", caption, draw, f"{case.title}: {words}", looks))
+        return pictures
 
 
 def _shares(data: Mapping[str, Any], name: str) -> list[float]:

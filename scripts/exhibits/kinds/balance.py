@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any, NamedTuple, TypeVar
 
 import torch
@@ -27,8 +27,6 @@ from spardl.protocol.programs import Program, Team, Worker, whole_team
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector
 from spardl.vector.wire import Typed
-
-__all__ = ["Balance", "Snapshot", "compare", "record_loads"]
 
 BASIS = Basis(
     simulated="the cluster; seconds of messages, from rounds and the busiest worker's bytes on a modelled network",
@@ -64,7 +62,6 @@ class _Recorder(Trace):
     borders: list[int] = field(default_factory=list)
 
     def start(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Copies the selection of the worker."""
         assert isinstance(state.communication, OkTopkState)
         chosen = selection(method, worker, state)
         self.own.append(SparseVector(chosen, state.memory[chosen], state.memory.numel()))
@@ -226,27 +223,25 @@ class Balance(TracedExhibit):
     trace = record_loads
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """One variant; the words of the plan name the method."""
         return {"": ()}
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(f"{case.name} ({self.entries[case.name]:,} entries): {case.what}" for case in plan.cases)
         return (
-            f"{cases}. Selections in step {plan.steps - 1}, with the regions of that step, which Ok-Topk chose "
-            "up to 64 steps before, or with new ones. Busiest worker: the most KB that a worker sends or receives, of "
-            f"the small model; seconds: of these KB, scaled to the published model, on {self.network}. Levelled: "
-            "including the messages that make blocks equal. "
-            f"{' '.join(plan.words)}"
+            f"{cases}. Selections in step {plan.steps - 1}, with the regions of that step, which Ok-Topk chose up to "
+            "64 steps before, or with new ones. Busiest worker: the most KB that a worker sends or receives, of the "
+            f"small model; seconds: of these KB, scaled to the published model, on {self.network}. Levelled: "
+            f"including the messages that make blocks equal. {' '.join(plan.words)}"
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         return [self._table(at(scale, self.plans), kind, results) for kind in KINDS]
 
     def _table(self, plan: TracePlan, kind: Kind, results: Results) -> Table:
-        columns, rows = _columns(kind), []
+        compared = ("most / mean", "busiest worker, KB", "gain", "seconds", "gain with latency")
+        parts = [[each] if each.startswith("gain") else [f"{each}, {way}" for way in kind.ways] for each in compared]
+        columns, rows = ["case", *chain.from_iterable(parts), "paper"], []
         for case in plan.cases:
             job, cells = self.job(plan, case, ""), partial(self._cells, self.entries[case.name], kind)
             rows.append(row_of(case.title, job, results.of(job), len(columns) - 1, cells))
@@ -262,7 +257,6 @@ class Balance(TracedExhibit):
         return [*(Cell(f"{figure:.3g}", figure) for figure in figures), Cell(kind.paper)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = "Entries of each worker over the mean of all, without (grey) and with balancing (blue)"
         return [
@@ -275,22 +269,6 @@ class Balance(TracedExhibit):
             for kind in KINDS
             for case in plan.cases
         ]
-
-
-def _columns(kind: Kind) -> list[str]:
-    one, other = kind.ways
-    return [
-        "case",
-        f"most / mean, {one}",
-        f"most / mean, {other}",
-        f"busiest worker, KB, {one}",
-        f"busiest worker, KB, {other}",
-        "gain",
-        f"seconds, {one}",
-        f"seconds, {other}",
-        "gain with latency",
-        "paper",
-    ]
 
 
 def _draw_loads(ways: Mapping[str, Mapping[str, Any]], names: Sequence[str], figure: Any) -> None:

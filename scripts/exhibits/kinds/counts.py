@@ -18,8 +18,6 @@ from spardl.protocol.programs import Context, Cost, Worker
 from spardl.schedules.fusion import Linear
 from spardl.vector.layout import Layout
 
-__all__ = ["CountedCosts", "Cycle", "amortized", "count_costs", "count_cycle"]
-
 # Costs of each kind of step as JSON data.
 Cycle: TypeAlias = list[dict[str, Any]]
 
@@ -172,7 +170,6 @@ class CountedCosts(Exhibit):
         return Computation("costs", count_costs, arguments, f"{shell} (with {' '.join(words)})" if words else shell, 2)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
         return [self.job(method, workers) for method in self.methods for workers in self._sizes(method, scale)]
 
     def _sizes(self, method: str, scale: str) -> list[int]:
@@ -182,11 +179,9 @@ class CountedCosts(Exhibit):
         return [workers for workers in at(scale, self.workers) if workers % teams == 0]
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} counts, seconds to a few minutes"
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return (
             "Rounds, and words that a worker sends on average, in units of k; an index or a value is a word, k "
             f"is {complexity.DENSITY:.0%} of the entries. In brackets what the formula allows; path: words that are "
@@ -195,7 +190,6 @@ class CountedCosts(Exhibit):
         )
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         sizes = at(scale, self.workers)
         rows = []
         for method in self.methods:

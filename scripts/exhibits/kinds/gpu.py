@@ -13,8 +13,6 @@ from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits.base import Basis
 from scripts.exhibits.passes import MeasuredPasses
 
-__all__ = ["COMPRESSING", "MODELS", "Compressing", "Model", "basis_of", "measured_models", "seconds_to_compress"]
-
 # A backward pass costs twice as much as a forward pass; a product and a sum are two operations.
 OPERATIONS = 2 * 3
 

@@ -1,10 +1,11 @@
-"""Exhibits measured in the network lab: workers behind slow links, compared with predictions."""
+"""Exhibits measured by benchmarks: in the network lab, where workers have slow links, or without it on this machine."""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -19,7 +20,7 @@ from scripts import bench, netlab
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.sheets import Figures
+from scripts.exhibits.charts.sheets import Chart, Figures
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.gpu import basis_of
 from scripts.exhibits.kinds.predictions import Computed, sheet
@@ -28,20 +29,8 @@ from scripts.labs.first_process import LabError
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters.profile import Profile
 
-__all__ = [
-    "EDITION",
-    "LINKS",
-    "Measured",
-    "Measurement",
-    "asleep",
-    "complaint",
-    "delayed",
-    "in_lab",
-    "schedules",
-    "slept",
-    "synchronizations",
-    "typed",
-]
+# Functions for the YAML files of papers.
+__all__ = ["delayed", "schedules", "synchronizations", "timed"]
 
 ROOT = Path(__file__).resolve().parents[3]
 PROFILES = ROOT / "scripts" / "profiles"
@@ -53,6 +42,8 @@ NOT_COUNTED = "not counted"
 # Recipe of the measurements. Raise it when the measured code becomes faster or slower, so that older records no longer
 # count.
 EDITION = 2
+# Time limit of a benchmark outside of the lab in seconds.
+TIMEOUT = 900.0
 LINKS = "shaped links between processes on one machine, whose cores they share"
 
 
@@ -251,12 +242,10 @@ class Measured(Computed):
     recipe: int = EDITION
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """Models whose passes are assumed, not measured."""
         model = slept(dict(at(scale, self.arguments))["words"])
         return [model] if model else []
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Measured:
-        """The same exhibit with measured passes in place of assumed ones."""
         models = {slept(dict(each)["words"]) for each in self.arguments.values()}
         own = {model: given[model] for model in models if model in given}
         arguments = {scale: _asleep(each, own) for scale, each in self.arguments.items()}
@@ -271,11 +260,9 @@ class Measured(Computed):
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return f"{self.words} {self.job(scale).command}"
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         sheets = [made for made in results.of(self.job(scale)).data.get("sheets", ()) if MEDIAN in made["columns"]]
         words = "bars and figures: medians, with minimum and maximum; diamonds: predictions"
         return [
@@ -319,3 +306,76 @@ def _draw(made: Figures, figure: Any) -> None:
     axes.set_yticks(range(len(rows)), names)
     axes.set_ylim(len(rows) - 0.4, -0.6)
     axes.locator_params(axis="x", nbins=5)
+
+
+def timed(
+    script: str, runs: Sequence[Sequence[str]], floor: str, workers: int, beside: Sequence[str] = ()
+) -> dict[str, Any]:
+    """One sheet per table of a benchmark; tables of several runs with the same title are joined.
+
+    Args:
+        script: Path of the benchmark, relative to the repository.
+        runs: Options of each run.
+        floor: Row that the others are compared with.
+        workers: Number of processes for torchrun; 0 runs one process without it.
+        beside: Names of further columns of the benchmark.
+
+    Raises:
+        TrainingError: if a run failed or took too long.
+    """
+    tables: dict[str, list[Mapping[str, Any]]] = {}
+    for words in runs:
+        for title, rows in _run(script, words, workers).items():
+            tables.setdefault(title, []).extend(rows)
+    return {"sheets": [_sheet(title, rows, floor, beside) for title, rows in tables.items()]}
+
+
+def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
+    """Tables by title."""
+    with TemporaryDirectory() as folder:
+        found = Path(folder) / "found.json"
+        start = ["-m", "torch.distributed.run", *local(workers)] if workers else []
+        command = [sys.executable, *start, *bench.current([str(ROOT / script), *words]), f"--json={found}"]
+        try:
+            ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise TrainingError(f"{script} did not end within {TIMEOUT:g} s; check the load of this machine") from error
+        if ended.returncode:
+            raise TrainingError(complaint(ended.stderr, script, ended.returncode))
+        tables: Mapping[str, Any] = json.loads(found.read_bytes())["cases"]
+        return tables
+
+
+def local(workers: int) -> Sequence[str]:
+    """Options of torchrun for processes connected by loopback."""
+    return ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(workers))
+
+
+def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str, beside: Sequence[str]) -> Mapping[str, Any]:
+    """Milliseconds, and multiples of the floor."""
+    base = next(median(row["seconds"]) for row in rows if row["name"] == floor)
+    columns = ("what", "median ms", "least", "most", f"x {floor}", *beside)
+    figures = {}
+    for row in rows:
+        times = (median(row["seconds"]), min(row["seconds"]), max(row["seconds"]))
+        figures[row["name"]] = [*(1000 * each for each in times), times[0] / base, *(row[name] for name in beside)]
+    return sheet(title, columns, figures)
+
+
+@dataclass(frozen=True)
+class Timed(Computed):
+    """An exhibit measured by a benchmark; ``arguments`` are those of :func:`timed`."""
+
+    charts: tuple[Chart, ...] = ()
+    recipe: int = EDITION
+
+    def job(self, scale: str) -> Measurement:
+        """The measurement."""
+        arguments = at(scale, self.arguments)
+        given = dict(arguments)
+        start = ("torchrun", *local(given["workers"])) if given["workers"] else ("python",)
+        shell = "; ".join(" ".join((*start, *bench.current((given["script"], *words)))) for words in given["runs"])
+        return Measurement(self.name, self.function, arguments, shell, self.recipe)
+
+    def caption(self, scale: str) -> str:
+        return f"{self.words} {self.job(scale).command}"

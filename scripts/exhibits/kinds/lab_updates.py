@@ -18,8 +18,6 @@ from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["LabUpdates", "Place", "timed_updates"]
-
 BASIS = Basis(
     simulated="only the predictions",
     measured=f"seconds of steps over {LINKS}; gradients, messages and updates are real, of a model of this size",
@@ -94,12 +92,10 @@ class LabUpdates(Exhibit):
     basis: Basis = field(default=BASIS, kw_only=True)
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """Models whose passes are assumed, not measured."""
         model = slept(at(scale, self.courses).words)
         return [model] if model else []
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> LabUpdates:
-        """The same exhibit with measured passes in place of assumed ones."""
         models = {slept(course.words) for course in self.courses.values()}
         own = {model: given[model] for model in models if model in given}
         courses = {scale: course.asleep(own) for scale, course in self.courses.items()}
@@ -113,16 +109,13 @@ class LabUpdates(Exhibit):
         return Measurement(self.name, timed_updates, (*arguments, *measured), typed(*place, words), EDITION)
 
     def jobs(self, scale: str) -> Sequence[Measurement]:
-        """All jobs whose results the exhibit needs."""
         course = at(scale, self.courses)
         return [self.job(course, place) for place in course.places]
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} labs, {at(scale, self.courses).cost}"
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return (
             f"{self.model}. A step: both passes, then the synchronization, then the update; nothing overlaps. Medians "
             "of turns that alternate between methods; ratios are turn by turn. Predicted: the passes, a worker's own "
@@ -141,7 +134,6 @@ class LabUpdates(Exhibit):
         return {name: by_choice[choice] for name, choice in self.methods.items()}
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         course = at(scale, self.courses)
         ours, *others = self.methods
         columns = ("place", *(f"{ours} over {each}{how}" for each in others for how in ("", f", {PREDICTED}")), "cores")
@@ -180,7 +172,6 @@ class LabUpdates(Exhibit):
         return [*(Cell(f"{value:.3g}", value) for value in figures), Cell(told)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """One panel per bandwidth of the links."""
         course = at(scale, self.courses)
         caption = (
             f"{next(iter(self.methods))}'s steps: how many times as fast as those of other methods, over the number of "

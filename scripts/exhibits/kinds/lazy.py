@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from scripts.exhibits.base import Basis, Picture, Results, at
-from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
+from scripts.exhibits.charts.curves import draw_steps
 from scripts.exhibits.jobs import Computation
+from scripts.exhibits.kinds.thresholds import largest_of
 from scripts.exhibits.kinds.trainings import Case
 from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, sparse, train_watched
-from scripts.exhibits.kinds.xi import largest_of
 from scripts.exhibits.outcomes import failed
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
@@ -37,8 +37,6 @@ from spardl.vector.accumulator import Accumulator, Select
 from spardl.vector.layout import Layout, Range
 from spardl.vector.packing import Slot
 from spardl.vector.sparse import SparseVector, Sum, concatenate
-
-__all__ = ["CountedTopK", "EagerSparDL", "Laziness", "Tally", "compare_selections", "ways"]
 
 
 @dataclass
@@ -118,7 +116,6 @@ class EagerSparDL(SparDL):
     def _reduce_scatter(
         self, team: Team, accumulated: Accumulator, blocks: Blocks, select: Select
     ) -> Program[SparseVector]:
-        """Rounds of SparDL with blocks that are sparse from the beginning."""
         yield Phase.SELECT
         held = [accumulated.take([part], select) for part in blocks.parts]
         transport = BlockExchange.of(accumulated)
@@ -144,10 +141,6 @@ def _room(blocks: Blocks, numbers: Sequence[int]) -> Slot:
     return Slot(sum(slot.capacity for slot in slots), sum(slot.length for slot in slots))
 
 
-BASIS = basis_of_trace(
-    "in every step of real trainings with SparDL, lazy as it is: what either way makes of the same gradients "
-    "and residuals"
-)
 LAZY, EAGER = "lazily", "at once"
 COLUMNS = (
     "case, when a block is cut",
@@ -212,11 +205,9 @@ class _Both(Trace):
     same: list[float] = field(default_factory=list)
 
     def start(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Makes both variants of the method in the first step."""
         self.ways, self.layout = self.ways or ways(sparse(method)), state.layout
 
     def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
-        """Runs both variants."""
         best = largest_of(torch.stack(list(vectors)).mean(0), self.wanted)
         found = {name: way.average(self.layout, vectors) for name, way in self.ways.items()}
         for name, own in found.items():
@@ -260,28 +251,28 @@ def compare_selections(words: Sequence[str], steps: int) -> dict[str, Any]:
 class Laziness(TracedExhibit):
     """Trainings with SparDL: one row per way to sparsify, and the sent mass by step."""
 
-    basis: Basis = field(default=BASIS, kw_only=True)
+    basis: Basis = field(
+        default=basis_of_trace(
+            "in every step of real trainings with SparDL, lazy as it is: what either way makes of the same gradients "
+            "and residuals"
+        ),
+        kw_only=True,
+    )
     traced = "lazy"
     trace = compare_selections
+    about = (
+        "{plan.titles}. {plan.steps} steps of training with SparDL without teams; both ways get the same gradients "
+        "and residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or is complete. At "
+        "once: every block is cut at the beginning and again after each addition; removed entries go to the residual, "
+        "and later additions do not bring them back. Mass: the sum of magnitudes of the average, over that of the k "
+        "largest entries of the mean of all workers' vectors; distance: of the average from these, over their norm. "
+        "Rounds and words are equal. {words}"
+    )
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """SparDL as it is."""
         return {"": ("compressor=spardl",)}
 
-    def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
-        plan = at(scale, self.plans)
-        return (
-            f"{plan.titles}. {plan.steps} steps of training with SparDL without teams; both ways get the same "
-            "gradients and residuals. Lazily: a block is cut to its largest entries when it is about to be sent, or "
-            "is complete. At once: every block is cut at the beginning and again after each addition; removed "
-            "entries go to the residual, and later additions do not bring them back. Mass: the sum of magnitudes of "
-            "the average, over that of the k largest entries of the mean of all workers' vectors; distance: of the "
-            f"average from these, over their norm. Rounds and words are equal. {' '.join(plan.words)}"
-        )
-
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         plan = at(scale, self.plans)
         rows = [row for case in plan.cases for row in self._rows(self.job(plan, case, ""), case, results)]
         return [Table(self.title, COLUMNS, rows)]
@@ -294,12 +285,12 @@ class Laziness(TracedExhibit):
         return [Row(f"{case.title}, {way}", _cells(outcome.data[way], same[way]), [job]) for way in (LAZY, EAGER)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         caption = "Mass that is sent over the most that is possible, by step, if blocks are cut lazily and at once"
-        return [
-            Picture(case.name, caption, partial(_draw, data), case.title, palette.looks((LAZY, EAGER)))
-            for case, data in self.finished(scale, results)
-        ]
+        looks = palette.looks((LAZY, EAGER))
+        draw = partial(draw_steps, styles=looks, up="mass / the most possible")
+        found = self.finished(scale, results)
+        lines = [(case, {way: [[mass] for mass in data[way]["mass"]] for way in looks}) for case, data in found]
+        return [Picture(case.name, caption, partial(draw, lines=each), case.title, looks) for case, each in lines]
 
 
 def _cells(data: Mapping[str, Any], same: float) -> list[Cell]:
@@ -307,11 +298,3 @@ def _cells(data: Mapping[str, Any], same: float) -> list[Cell]:
     later = len(mass) // 2
     figures = (data["selections"], data["entries"], mean(mass), mean(mass[later:]), mean(distance[later:]), same)
     return [Cell(f"{figure:.4g}", figure) for figure in figures]
-
-
-def _draw(data: Mapping[str, Any], figure: Any) -> None:
-    axes, looks = figure.subplots(), palette.looks((LAZY, EAGER))
-    axes_of.plain(axes, "step", "mass / the most possible")
-    for name, look in looks.items():
-        values = data[name]["mass"]
-        axes.plot(values, color=look.color, linestyle=look.dash)

@@ -15,8 +15,6 @@ from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 
-__all__ = ["Computed", "Files", "Prediction", "by_network", "sheet"]
-
 # Model, file and digest of each --profile.
 Files: TypeAlias = Sequence[tuple[str, str, str]]
 
@@ -72,17 +70,14 @@ class Computed(Exhibit):
     compresses: bool = False
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """Models whose passes are assumed, not measured."""
         given = dict(at(scale, self.arguments))
         measured = {model for model, *_ in given.get("measured", ())}
         return [model for model in given.get("models", ()) if model in self.sizes and model not in measured]
 
     def guesses(self, scale: str) -> bool:
-        """Whether passes or times of compressors are assumed."""
         return self.compresses or not self.sizes or bool(self.assumes(scale))
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Computed:
-        """The same exhibit with measured passes in place of assumed ones."""
         own = {model: given[model].checked(model, size) for model, size in self.sizes.items() if model in given}
         if not own:
             return self
@@ -100,19 +95,15 @@ class Computed(Exhibit):
         return Computation(self.name, self.function, at(scale, self.arguments), self.shell, self.recipe)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
         return [self.job(scale)]
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         return self.time
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return self.words
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         job = self.job(scale)
         outcome = results.of(job)
         if outcome.reason is not None:
@@ -124,7 +115,6 @@ class Computed(Exhibit):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         outcome = results.of(self.job(scale))
         return [
             picture

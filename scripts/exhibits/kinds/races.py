@@ -12,7 +12,7 @@ from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
-from scripts.exhibits.charts.curves import draw_means, keyed_panels
+from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
@@ -21,8 +21,6 @@ from scripts.exhibits.measures import Curve, in_words, metric_curve, spread
 from scripts.exhibits.outcomes import UNKNOWN, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, reached, tried
-
-__all__ = ["Course", "Entrant", "Lap", "Race", "Stretch", "between", "raced", "stretches"]
 
 SCRIPT = "scripts/bench_accuracy.py"
 # Allowed shortfall of the target from the dense metric, and number of final tests whose mean is that metric: the
@@ -95,15 +93,19 @@ def raced(**setting: Any) -> dict[str, Any]:
     return found
 
 
+def with_tests(content: Mapping[str, Any], where: Path) -> Outcome:
+    """Result in a record, with the tests as metrics; see :meth:`Job.recalled`."""
+    result = content["result"]
+    lines = [{"kind": "eval", **test} for test in result["evaluations"]]
+    return Outcome(where, result, made=content["environment"], lines=lines)
+
+
 @dataclass(frozen=True)
 class Lap(Measurement):
     """Run of one entrant on one link with one seed."""
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome:
-        """Result in a record, or ``None`` if it does not belong to this job."""
-        result = content["result"]
-        lines = [{"kind": "eval", **test} for test in result["evaluations"]]
-        return Outcome(where, result, made=content["environment"], lines=lines)
+        return with_tests(content, where)
 
 
 @dataclass(frozen=True)
@@ -129,24 +131,20 @@ class Race(Exhibit):
         return Lap(self.name, raced, arguments, typed(course.workers, gbit, words), self.recipe, seconds)
 
     def jobs(self, scale: str) -> Sequence[Lap]:
-        """All jobs; methods alternate seed by seed, so that other load affects all of them alike."""
         course = at(scale, self.courses)
         choices = product(course.seeds, course.gbits, course.entrants)
         return [self.job(course, gbit, entrant, seed) for seed, gbit, entrant in choices]
 
     def with_seeds(self, count: int) -> Race:
-        """The same exhibit with the seeds 1 to ``count``."""
         seeds = tuple(range(1, count + 1))
         return replace(self, courses={scale: replace(each, seeds=seeds) for scale, each in self.courses.items()})
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         jobs = self.jobs(scale)
         minutes = sum(job.expected or 0 for job in jobs) / 60
         return f"{len(jobs)} runs, about {math.ceil(minutes)} minutes, alone on the machine"
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         course = at(scale, self.courses)
         own = "; ".join(f"{each.name}: {' '.join((each.case, *each.words))}" for each in course.entrants)
         return (
@@ -172,7 +170,6 @@ class Race(Exhibit):
         return Target.near(last, course.lower, found[0].data["metric"], MARGIN)
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         words = target.words if target else "no target yet, for dense training has no result"
@@ -190,7 +187,6 @@ class Race(Exhibit):
         return tables
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """Results of the methods on each task."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         return [
@@ -206,7 +202,6 @@ class Race(Exhibit):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         course = at(scale, self.courses)
         target = self.target(course, results)
         caption = (
@@ -214,18 +209,12 @@ class Race(Exhibit):
             f"tests not counted; mean of seeds {', '.join(map(str, course.seeds))}, bands from the least to the most. "
             f"{f'The dotted line is the target ({target.words}). ' if target else ''}{self._hardware(scale, results)}"
         )
-        names = [entrant.name for entrant in course.entrants]
-        return [
-            Picture(
-                f"{gbit:g} Gbit/s{which}",
-                caption,
-                partial(self._draw, course, gbit, target, results, list(key)),
-                f"{course.what}, {gbit:g} Gbit/s{which}",
-                key,
-            )
-            for gbit in course.gbits
-            for which, key in keyed_panels(names, looks(names), names[:1])
-        ]
+        names, pictures = [entrant.name for entrant in course.entrants], []
+        for gbit in course.gbits:
+            draw = partial(self._draw, course, gbit, target, results)
+            picture = Picture(f"{gbit:g} Gbit/s", caption, draw, f"{course.what}, {gbit:g} Gbit/s")
+            pictures += panel_pictures([picture], names, looks(names), names[:1])
+        return pictures
 
     def _hardware(self, scale: str, results: Results) -> str:
         found = [outcome for job in self.jobs(scale) if (outcome := results.of(job)).reason is None]

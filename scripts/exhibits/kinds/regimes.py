@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.curves import Fields, draw_factors
+from scripts.exhibits.charts.curves import Fields, draw_fields
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.counts import Cycle
 from scripts.exhibits.kinds.gpu import MODELS, Model, basis_of, measured_models
@@ -22,8 +22,6 @@ from scripts.exhibits.outcomes import failed
 from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.clusters.network import PRESETS, Network
-
-__all__ = ["Costs", "Formula", "Regimes", "Side", "reached"]
 
 BASIS = Basis(
     simulated="seconds of messages: counted rounds and bytes on a modelled network, one after the other",
@@ -177,7 +175,6 @@ class Regimes(Exhibit):
     sizes: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """Models whose passes are assumed, not measured."""
         del scale
         return [name for name in self._shown if not self.sizes[name].measured]
 
@@ -186,7 +183,6 @@ class Regimes(Exhibit):
         return list(dict.fromkeys((*self.models, *(model for model, _ in self.settings))))
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Regimes:
-        """The same exhibit with measured passes in place of assumed ones."""
         own = {name: passes for name, passes in given.items() if name in self._shown}
         return replace(self, sizes=measured_models(self.sizes, own), basis=basis_of(self.basis, own))
 
@@ -195,15 +191,12 @@ class Regimes(Exhibit):
         return cycle_of(self.name, self.methods[method], self.workers, self.density, at(scale, self.kept))
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
         return [self.job(scale, method) for method in self.methods]
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         return f"{len(self.methods)} counts, a minute; those of spardl.breakdown at the scales laptop and paper"
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         return (
             f"{self.workers} workers, density {self.density}; {self.ours} with the better of its numbers of teams at "
             "every place. How much faster messages are depends, apart from a few counts in messages, on one ratio: "
@@ -237,7 +230,6 @@ class Regimes(Exhibit):
                 yield f"{rival}{BY_FORMULAS}", self.stated, rival
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         costs = self.costs(scale, results)
         if costs is None:
             lost = [(method, results.of(self.job(scale, method))) for method in self.methods]
@@ -297,7 +289,6 @@ class Regimes(Exhibit):
             yield _cell(costs, self.dense, part, model, network)
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         costs = self.costs(scale, results)
         if costs is None:
             return []
@@ -329,7 +320,7 @@ class Regimes(Exhibit):
         span = (min(values), max(values))
         for model, each in fields.items():
             title = f"{MODELS[model].entries / 1e6:.3g} million parameters: {MODELS[model].title}"
-            draw = partial(draw_factors, fields=each, words=("Gbit/s", "latency"), span=span)
+            draw = partial(draw_fields, fields=each, words=("Gbit/s", "latency"), span=span)
             yield Picture(f"{part} {rival}{how} {model}", caption, draw, title)
 
     def _fields(self, costs: Costs, rival: str, part: str, model: str) -> Fields:
@@ -339,7 +330,8 @@ class Regimes(Exhibit):
         ]
         published = [PRESETS[preset] for name, preset in self.settings if name == model]
         framed = [(self.latencies.index(each.alpha), self.bandwidths.index(each.gbit)) for each in published]
-        return Fields(values, [f"{gbit:g}" for gbit in self.bandwidths], [*map(_short, self.latencies)], framed)
+        texts = [[f"{value:.3g}\u00d7" for value in row] for row in values]
+        return Fields(values, [f"{gbit:g}" for gbit in self.bandwidths], [*map(_short, self.latencies)], texts, framed)
 
     def _draw_reach(self, costs: Costs, figure: Any) -> None:
         lines = {name: self._line(sides, rival) for name, sides, rival in self._compared(costs)}

@@ -1,30 +1,36 @@
-"""Number of entries that thresholds select, relative to k, in every step of real trainings."""
+"""Selection in every step of real trainings: entries that thresholds select, and the error of local selection (xi)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from statistics import mean
+from statistics import NormalDist, mean
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
+import torch
 from torch import Tensor
 
 from scripts.exhibits.base import Basis, Picture, Results, at
-from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, basis_of_trace, selection, train_watched
+from scripts.exhibits.charts.axes import plain
+from scripts.exhibits.charts.curves import draw_steps
+from scripts.exhibits.kinds.watched import (
+    Trace,
+    TracedExhibit,
+    TracePlan,
+    basis_of_trace,
+    selection,
+    sparse,
+    train_watched,
+)
 from scripts.exhibits.outcomes import row_of
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Table
 from spardl.method.method import Method, MethodState
-from spardl.protocol.programs import Worker
+from spardl.protocol.programs import Context, Worker
 from spardl.vector.sparse import SparseVector, Sum
 
-__all__ = ["Thresholds", "count_selected", "deviations"]
-
-BASIS = basis_of_trace("entries that every worker selects and sums that are kept, in every step of real trainings")
 PUBLISHED = 0.11
 # Counted selections, with their names in figures.
 KINDS: Mapping[str, str] = MappingProxyType({"own": "own entries", "sums": "sums that are kept"})
@@ -37,6 +43,12 @@ COLUMNS = (
     f"off by over {PUBLISHED:.0%}",
     "mean deviation, second half",
 )
+BINS, REACH = 80, 8.0  # bins of the distribution, and its range in standard deviations
+THRESHOLDS = ("exact", "used again", "normal fit")
+# Lines of the figure of xi by name, and their keys in the results.
+XI_LINES = MappingProxyType({"exact": "xi", "sent": "sent"})
+XI = ("case", "xi, mean", "xi, most", "xi, second half", "with the average, second half")
+CUTS = ("case", "k", *THRESHOLDS, *(f"selected / k, {name}" for name in THRESHOLDS))
 
 
 @dataclass
@@ -47,13 +59,11 @@ class _Counts(Trace):
     sums: list[int] = field(default_factory=list)
 
     def start(self, method: Method, worker: Worker, state: MethodState) -> None:
-        """Counts the entries that the worker selects."""
         if len(self.local) == self.looked:
             self.local.append([])
         self.local[-1].append(selection(method, worker, state).numel())
 
     def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
-        """Counts the sums."""
         self.sums.append(len(average) if isinstance(average, SparseVector) else average.numel())
 
 
@@ -112,87 +122,74 @@ class Thresholds(TracedExhibit):
     """
 
     methods: Mapping[str, tuple[tuple[str, ...], bool]]
-    basis: Basis = field(default=BASIS, kw_only=True)
+    basis: Basis = field(
+        default=basis_of_trace(
+            "entries that every worker selects and sums that are kept, in every step of real trainings"
+        ),
+        kw_only=True,
+    )
     traced = "selected"
     trace = count_selected
+    about = (
+        "{plan.titles}. {plan.length}, without the dense warm-up of the papers: residuals build up in the first steps, "
+        "so the second half is given separately. Own: entries that workers select of their gradients, over all workers "
+        "and steps; sums: entries kept of the total. {words}"
+    )
 
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        """Words of each method."""
         return {name: words for name, (words, _) in self.methods.items()}
 
-    def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
-        plan = at(scale, self.plans)
-        return (
-            f"{plan.titles}. {plan.length}, without the dense warm-up of the papers: residuals "
-            "build up in the first steps, so the second half is given separately. Own: entries that workers select of "
-            "their gradients, over all workers and steps; sums: entries kept of the total. "
-            f"{' '.join(plan.words)}"
-        )
-
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
-        plan = at(scale, self.plans)
-        return [
-            Table(
-                f"{self.title}: {case.title}",
-                COLUMNS,
-                [row for method in self.methods for row in self._rows(plan, case, method, results)],
-            )
-            for case in plan.cases
-        ]
-
-    def _rows(self, plan: TracePlan, case: Case, method: str, results: Results) -> list[Row]:
-        job = self.job(plan, case, method)
-        return [
-            row_of(f"{method}, {name}", job, results.of(job), len(COLUMNS) - 1, partial(_cells, name))
-            for name in self._kinds(method)
-        ]
+        plan, tables = at(scale, self.plans), []
+        for case in plan.cases:
+            jobs = {method: self.job(plan, case, method) for method in self.methods}
+            rows = [
+                row_of(f"{method}, {kind}", job, results.of(job), len(COLUMNS) - 1, partial(_cells, kind))
+                for method, job in jobs.items()
+                for kind in self._kinds(method)
+            ]
+            tables.append(Table(f"{self.title}: {case.title}", COLUMNS, rows))
+        return tables
 
     def _kinds(self, method: str) -> list[str]:
         return ["own", "sums"] if self.methods[method][1] else ["own"]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
-        plan, looks = at(scale, self.plans), palette.looks(self.methods)
+        plan, looks, pictures = at(scale, self.plans), palette.looks(self.methods), []
         caption = (
             "Selected / wanted by step; bands from the minimum to the maximum over the workers; grey: the published "
             f"deviation, within {PUBLISHED:.0%}"
         )
-        return [
-            Picture(
-                f"{case.name} {kind}",
-                caption,
-                partial(self._draw, plan, case, kind, results),
-                f"{case.title}: {words}",
-                {name: look for name, look in looks.items() if kind in self._kinds(name)},
-            )
-            for case in plan.cases
-            for kind, words in KINDS.items()
-        ]
-
-    def _draw(self, plan: TracePlan, case: Case, kind: str, results: Results, figure: Any) -> None:
-        axes, looks = figure.subplots(), palette.looks(self.methods)
-        axes_of.plain(axes, "step", "selected / wanted, logarithmic")
-        seen = [1 - PUBLISHED, 1 + PUBLISHED]
-        for method in self.methods:
-            outcome = results.of(self.job(plan, case, method))
-            if outcome.reason is None and kind in self._kinds(method):
-                ratios = [[count / outcome.data["k"] for count in step] for step in _by_step(outcome.data, kind)]
-                _draw_line(axes, range(0, plan.every * len(ratios), plan.every), ratios, looks[method])
-                seen += [ratio for step in ratios for ratio in step]
-        axes.axhspan(1 - PUBLISHED, 1 + PUBLISHED, color=palette.SOFT, alpha=0.15, linewidth=0)
-        axes_of.logarithmic(axes.yaxis, seen)
+        for case in plan.cases:
+            found = {method: results.of(self.job(plan, case, method)) for method in self.methods}
+            for kind, words in KINDS.items():
+                key = {name: look for name, look in looks.items() if kind in self._kinds(name)}
+                good = {name: found[name].data for name in key if found[name].reason is None}
+                lines = {
+                    name: [[count / data["k"] for count in step] for step in _by_step(data, kind)]
+                    for name, data in good.items()
+                }
+                draw = partial(
+                    draw_steps,
+                    lines=lines,
+                    styles=looks,
+                    up="selected / wanted",
+                    every=plan.every,
+                    near=PUBLISHED,
+                    ratios=True,
+                )
+                pictures.append(Picture(f"{case.name} {kind}", caption, draw, f"{case.title}: {words}", key))
+        return pictures
 
 
-def _by_step(data: Mapping[str, Any], name: str) -> list[list[int]]:
+def _by_step(data: Mapping[str, Any], kind: str) -> list[list[int]]:
     """Counts of every step, one per worker or one of the sums."""
-    kinds: Mapping[str, list[list[int]]] = {"own": data["local"], "sums": [[count] for count in data["sums"]]}
-    return kinds[name]
+    found: list[list[int]] = data["local"] if kind == "own" else [[count] for count in data["sums"]]
+    return found
 
 
-def _cells(name: str, data: Mapping[str, Any]) -> list[Cell]:
-    steps = _by_step(data, name)
+def _cells(kind: str, data: Mapping[str, Any]) -> list[Cell]:
+    steps = _by_step(data, kind)
     found, later = (
         deviations([count for step in part for count in step], data["k"]) for part in (steps, steps[len(steps) // 2 :])
     )
@@ -200,7 +197,182 @@ def _cells(name: str, data: Mapping[str, Any]) -> list[Cell]:
     return [*shares, *(Cell(f"{value:.1%}", value) for value in (found.deviation, found.off, later.deviation))]
 
 
-def _draw_line(axes: Any, steps: Sequence[int], ratios: Sequence[Sequence[float]], look: palette.Look) -> None:
-    axes.plot(steps, [mean(step) for step in ratios], color=look.color, linestyle=look.dash, linewidth=1.3)
-    least, most = [min(step) for step in ratios], [max(step) for step in ratios]
-    axes.fill_between(steps, least, most, color=look.color, alpha=0.14, linewidth=0)
+def distance(vectors: Tensor, average: Tensor, gradient: Tensor, k: int) -> tuple[float, float]:
+    """Distance between global and local selection, relative to the norm of the gradient.
+
+    Args:
+        vectors: Sums of gradient and residual of all workers, shape (P, n).
+        average: Sent and averaged entries, shape (n,).
+        gradient: Mean gradient of all workers, shape (n,).
+        k: Number of entries to keep.
+
+    Returns:
+        xi = ||Topk(mean of vectors) - Topk(mean of Topk(vector))|| / ||gradient||, and the same distance with the
+        average in place of the second term.
+    """
+    best = largest_of(vectors.mean(0), k)
+    local = torch.stack([largest_of(vector, k) for vector in vectors]).mean(0)
+    norm = gradient.norm().item() or 1.0
+    return (best - largest_of(local, k)).norm().item() / norm, (best - average).norm().item() / norm
+
+
+def largest_of(vector: Tensor, k: int) -> Tensor:
+    """Vector with its k entries of largest magnitude; all others are zero."""
+    kept = torch.zeros_like(vector)
+    chosen = vector.abs().topk(k).indices
+    kept[chosen] = vector[chosen]
+    return kept
+
+
+def thresholds_of(vector: Tensor, chosen: Tensor, k: int) -> dict[str, float]:
+    """Selection thresholds by name of the method that determines them.
+
+    Args:
+        vector: Sum of gradient and residual of one worker, shape (n,).
+        chosen: At least one position, as selected by a reused threshold.
+        k: Target number of entries.
+    """
+    tail = NormalDist().inv_cdf(1 - k / vector.numel() / 2)
+    found = (
+        vector.abs().topk(k).values.min().item(),
+        vector[chosen].abs().min().item(),
+        abs(vector.mean().item()) + tail * vector.std().item(),
+    )
+    return dict(zip(THRESHOLDS, found, strict=True))
+
+
+@dataclass
+class _Selections(Trace):
+    """Keeps both distances by observed step, and the distribution of the first worker's vector in the last step."""
+
+    last: int = 0
+    residuals: dict[int, Tensor] = field(default_factory=dict)
+    states: dict[int, MethodState] = field(default_factory=dict)
+    xi: list[tuple[float, float]] = field(default_factory=list)
+    picture: dict[str, Any] = field(default_factory=dict)
+
+    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
+        super().before(method, worker, state)
+        self.states[worker.rank] = state
+        if state.step == self.last and worker.rank == 0:
+            vector, chosen = state.memory, selection(method, worker, state)
+            cuts = thresholds_of(vector, chosen, sparse(method).count(Context(worker, state.layout, state.step)))
+            scale = vector.std().item() or 1.0
+            self.picture = {
+                "scale": scale,
+                "counts": torch.histc(vector / scale, BINS, -REACH, REACH).tolist(),
+                "cuts": cuts,
+                "selected": {name: int((vector.abs() >= cut).sum()) for name, cut in cuts.items()},
+            }
+
+    def after(self, worker: Worker, step: int, average: Sum) -> None:
+        super().after(worker, step, average)
+        if self.observes(step + 1):
+            self.residuals[worker.rank] = self.states[worker.rank].memory.clone()
+
+    def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
+        sums = average.dense() if isinstance(average, SparseVector) else average
+        before = [self.residuals.get(rank, torch.zeros_like(sums)) for rank in range(len(vectors))]
+        every = torch.stack(list(vectors))
+        self.xi.append(distance(every, sums, (every - torch.stack(before)).mean(0), self.wanted))
+
+
+def measure_selections(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
+    """Trains and measures the error of local selection.
+
+    Args:
+        words: Arguments of train.py, with a method that sends single entries and keeps momentum in the optimizer.
+        steps: Number of training steps.
+        every: Steps between two observations, from the first step on.
+
+    Returns:
+        ``k``; by observed step ``xi``, and ``sent``, the same distance with the sent average; and ``last``, the vector
+        of one worker in the last step: its standard deviation ``scale``, ``counts`` of entries in equal bins,
+        thresholds by name as ``cuts``, and the number of entries that each has ``selected``.
+
+    Raises:
+        ConfigError: if the method does not send single entries.
+    """
+    trace = _Selections(last=steps - 1, every=every)
+    train_watched(words, steps, trace)
+    xi, sent = zip(*trace.xi, strict=True)
+    return {"k": trace.wanted, "xi": list(xi), "sent": list(sent), "last": trace.picture}
+
+
+@dataclass(frozen=True)
+class Selections(TracedExhibit):
+    """Trainings with one method: xi by step, and the thresholds in a distribution.
+
+    Attributes:
+        method: Arguments of train.py that select the method.
+    """
+
+    method: tuple[str, ...]
+    basis: Basis = field(
+        default=basis_of_trace(
+            "gradients, residuals, selections and averages of every worker, in every step of real trainings"
+        ),
+        kw_only=True,
+    )
+    traced = "selections"
+    trace = measure_selections
+    about = (
+        "{plan.titles}. {plan.length}. xi: the distance of the k largest entries of the mean of all workers' vectors "
+        "(gradient and residual) from the k largest of the mean of their separate selections, over the norm of the "
+        "mean gradient; with the average: from the average that Ok-Topk computed. Thresholds: of the first worker in "
+        "the last step; a normal fit takes the mean and the standard deviation of all entries. {words}"
+    )
+
+    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+        return {"": self.method}
+
+    def caption(self, scale: str) -> str:
+        return f"{super().caption(scale)} {' '.join(self.method)}"
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        plan = at(scale, self.plans)
+        found = [(case.title, job, results.of(job)) for case in plan.cases for job in [self.job(plan, case, "")]]
+        return [
+            Table(f"{self.title}: {title}", columns, [row_of(*each, len(columns) - 1, cells) for each in found])
+            for title, columns, cells in (("xi", XI, _xi_cells), ("thresholds", CUTS, _cut_cells))
+        ]
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        xi = "xi by step, of exact selections and of the entries sent instead"
+        distribution = "Entries of one worker's gradient and residual in the last step, and where thresholds cut"
+        lines, cuts = palette.looks(XI_LINES), palette.looks(THRESHOLDS)
+        draw = partial(draw_steps, styles=lines, up="xi", every=at(scale, self.plans).every, ratios=True)
+        good = self.finished(scale, results)
+        by_step = [
+            (case, {name: [[value] for value in data[key]] for name, key in XI_LINES.items()}) for case, data in good
+        ]
+        return [
+            *(Picture(f"xi {case.name}", xi, partial(draw, lines=each), case.title, lines) for case, each in by_step),
+            *(
+                Picture(f"distribution {case.name}", distribution, partial(_draw_cuts, data["last"]), case.title, cuts)
+                for case, data in good
+            ),
+        ]
+
+
+def _xi_cells(data: Mapping[str, Any]) -> list[Cell]:
+    xi, sent = data["xi"], data["sent"]
+    figures = (mean(xi), max(xi), mean(xi[len(xi) // 2 :]), mean(sent[len(sent) // 2 :]))
+    return [Cell(f"{figure:.3g}", figure) for figure in figures]
+
+
+def _cut_cells(data: Mapping[str, Any]) -> list[Cell]:
+    k, last = data["k"], data["last"]
+    shares = [last["selected"][name] / k for name in THRESHOLDS]
+    return [Cell(str(k), k), *(Cell(f"{value:.3g}", value) for value in (*last["cuts"].values(), *shares))]
+
+
+def _draw_cuts(last: Mapping[str, Any], figure: Any) -> None:
+    axes, looks = figure.subplots(), palette.looks(THRESHOLDS)
+    plain(axes, "entry / standard deviation", "entries, logarithmic")
+    edges = [-REACH + 2 * REACH * number / BINS for number in range(BINS + 1)]
+    axes.stairs(last["counts"], edges, fill=True, color=palette.LINE)
+    for name, cut in last["cuts"].items():
+        for place in (-cut / last["scale"], cut / last["scale"]):
+            axes.axvline(place, color=looks[name].color, linestyle=looks[name].dash)
+    axes.set_yscale("log")

@@ -1,8 +1,8 @@
-"""Exhibits that compare methods by trainings with several seeds."""
+"""Exhibits that compare methods by trainings with several seeds, also in pairs that differ in one setting."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -10,39 +10,26 @@ from statistics import mean
 from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
-from scripts.exhibits.charts.curves import draw_means, keyed_panels
+from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Labels, Outcome, Training
 from scripts.exhibits.measures import (
     INTERVAL,
     LEAST,
+    Range,
+    difference,
     final_metric,
     metric_curve,
     range_of_mean,
+    seeds,
     share_of_bytes,
     shown_interval,
     spread,
 )
-from scripts.exhibits.outcomes import any_failed, by_machine, common, failed, machines, succeeded
+from scripts.exhibits.outcomes import NOT_RUN_YET, any_failed, by_machine, common, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import Role, Target, Tried, tried
 from scripts.pages.methods import documented
-
-__all__ = [
-    "ALONE",
-    "DENSE",
-    "LEFT_OUT",
-    "OTHER_MACHINE",
-    "VIRTUAL",
-    "Case",
-    "EveryMethod",
-    "Known",
-    "MethodComparison",
-    "Own",
-    "Pace",
-    "Plan",
-    "seconds_cell",
-]
 
 METRIC = "The metric while the methods train, against virtual seconds"
 COLUMNS = (
@@ -130,7 +117,7 @@ class Case:
     Attributes:
         name: Name of the task in the paper, or the beginning of ``what`` if the paper has no such task.
         words: Words of train.py: model, data and length.
-        what: Task that is trained instead, for captions and titles.
+        what: Task that is trained instead, for captions and titles; by default that of the paper.
         lower: Whether a lower metric is better.
         own: Further words of single methods, such as a learning rate that suits them.
         known: Reference value of dense training; without one no accuracy is judged.
@@ -139,11 +126,14 @@ class Case:
 
     name: str
     words: tuple[str, ...]
-    what: str
+    what: str = ""
     lower: bool = False
     own: Own = ()
     known: Known | None = None
     pace: Pace | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "what", self.what or self.name)
 
     @property
     def title(self) -> str:
@@ -167,7 +157,7 @@ class Plan:
 
     cases: tuple[Case, ...]
     words: tuple[str, ...]
-    seeds: tuple[int, ...]
+    seeds: tuple[int, ...] = (1, 2, 3)
     cost: str = ""
     cluster: str = "simulated"
     only: tuple[str, ...] | None = None
@@ -220,12 +210,10 @@ class MethodComparison(Planned):
         return [name for name, words in self.methods.items() if words == ALONE]
 
     def jobs(self, scale: str) -> Sequence[Training]:
-        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, *choice) for choice in product(plan.cases, self.compared(plan), plan.seeds)]
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         if at(scale, self.plans).cost:
             return super().cost(scale)
         work = self.jobs(scale)
@@ -233,12 +221,10 @@ class MethodComparison(Planned):
         return f"{len(work)} trainings, about {hours:.1f} hours of a core"
 
     def with_seeds(self, count: int) -> MethodComparison:
-        """The same exhibit with the seeds 1 to ``count``."""
         seeds = tuple(range(1, count + 1))
         return replace(self, plans={scale: replace(plan, seeds=seeds) for scale, plan in self.plans.items()})
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         plan = at(scale, self.plans)
         cases = "; ".join(case.title for case in plan.cases)
         own = "".join(f". {case.name}, {name}: {' '.join(words)}" for case in plan.cases for name, words in case.own)
@@ -246,7 +232,6 @@ class MethodComparison(Planned):
         return f"{cases}{own}. {seeds}. {' '.join((*plan.words, *plan.sparse))}"
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         return [self.table(at(scale, self.plans), case, results) for case in at(scale, self.plans).cases]
 
     def table(self, plan: Plan, case: Case, results: Results) -> Table:
@@ -265,6 +250,15 @@ class MethodComparison(Planned):
         """Outcomes of a method's trainings, by seed."""
         return [results.of(self.job(plan, case, method, seed)) for seed in plan.seeds]
 
+    def finished(self, plan: Plan, case: Case, methods: Iterable[str], results: Results) -> dict[str, list[float]]:
+        """Metric by seed of the methods whose trainings all finished."""
+        found = {method: self.outcomes(plan, case, method, results) for method in methods}
+        return {
+            method: [final_metric(each.data) for each in outcomes]
+            for method, outcomes in found.items()
+            if not any(each.reason for each in outcomes)
+        }
+
     def target(self, plan: Plan, case: Case, results: Results) -> Target | None:
         """Target from dense training, if it is among the methods."""
         dense = [method for method in self.compared(plan) if self.methods[method] == DENSE]
@@ -273,7 +267,6 @@ class MethodComparison(Planned):
         )
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """Results of the methods on each task."""
         plan = at(scale, self.plans)
         choices = product(plan.cases, self.compared(plan)) if self.proposed else ()
         return [self._tried(plan, case, method, results) for case, method in choices]
@@ -288,7 +281,6 @@ class MethodComparison(Planned):
         return Role.PROPOSED if method in self.proposed else Role.OTHER
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = f"{METRIC}; mean of seeds {', '.join(map(str, plan.seeds))}, bands from the least to the most"
         styles = looks(self.compared(plan))
@@ -296,9 +288,8 @@ class MethodComparison(Planned):
         pictures = []
         for case in plan.cases:
             good = [name for name, outcomes in self._good(plan, case, results).items() if outcomes]
-            for which, key in keyed_panels(good, styles, baseline):
-                draw = partial(self._draw, plan, case, results, list(key))
-                pictures.append(Picture(f"{case.name}{which}", caption, draw, f"{case.title}{which}", key))
+            picture = Picture(case.name, caption, partial(self._draw, plan, case, results), case.title)
+            pictures += panel_pictures([picture], good, styles, baseline)
         return pictures
 
     def _good(self, plan: Plan, case: Case, results: Results) -> dict[str, list[Outcome]]:
@@ -333,11 +324,11 @@ def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: Sequence
     lost = any_failed(outcomes)
     values = [final_metric(outcome.data) for outcome in good]
     share = share_of_bytes(outcome.data for outcome in good)
-    seeds = ", ".join(o.fault if o.reason else f"{final_metric(o.data):.4g}" for o in outcomes)
+    every = ", ".join(o.fault if o.reason else f"{final_metric(o.data):.4g}" for o in outcomes)
     return [
         Cell(f"{good[0].data['metric']} {spread(values)}", mean(values), bad=lost),
         Cell(shown_interval(values, good[0].data["metric"])),
-        Cell(seeds, bad=lost),
+        Cell(every, bad=lost),
         Cell(f"{share:.2%}", share),
         seconds_cell(good),
         _ratio(good, first),
@@ -373,3 +364,64 @@ def _workers(words: Sequence[str]) -> int:
     """Number of workers in these words; the last one counts."""
     named = [word.partition("=")[2] for word in words if word.startswith("cluster.workers=")]
     return int(named[-1])
+
+
+CONTRASTS = ("under these conditions", "difference", INTERVAL, "says")
+
+
+class Pair(NamedTuple):
+    """Two methods that differ in one setting.
+
+    Attributes:
+        one: Method whose metric counts.
+        other: Method whose metric is subtracted.
+    """
+
+    one: str
+    other: str
+
+
+@dataclass(frozen=True)
+class Contrasts(MethodComparison):
+    """Compares methods and tabulates their differences for equal seeds.
+
+    Attributes:
+        pairs: Pairs of methods by the conditions of the comparison.
+        question: Title of the table of differences.
+    """
+
+    pairs: Mapping[str, Pair] = field(kw_only=True)
+    question: str = field(kw_only=True)
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        plan = at(scale, self.plans)
+        return [*super().tables(scale, results), *(self._differences(plan, case, results) for case in plan.cases)]
+
+    def _differences(self, plan: Plan, case: Case, results: Results) -> Table:
+        rows = [self._row(plan, case, conditions, results) for conditions in self.pairs]
+        return Table(f"{self.question} {case.title}", CONTRASTS, rows)
+
+    def _row(self, plan: Plan, case: Case, conditions: str, results: Results) -> Row:
+        pair = self.pairs[conditions]
+        jobs = [self.job(plan, case, method, seed) for method in pair for seed in plan.seeds]
+        one, other = ([results.of(self.job(plan, case, each, seed)) for seed in plan.seeds] for each in pair)
+        both = [(a, b) for a, b in zip(one, other, strict=True) if len(succeeded([a, b])) == len(pair)]
+        if not both:
+            return Row(conditions, [Cell(NOT_RUN_YET, bad=any_failed([*one, *other]))] * (len(CONTRASTS) - 1), jobs)
+        found = difference(*zip(*((final_metric(a.data), final_metric(b.data)) for a, b in both), strict=True))
+        return Row(conditions, _contrast_cells(found, len(both), pair, case.lower), jobs)
+
+
+def _contrast_cells(found: Range, count: int, pair: Pair, lower: bool) -> list[Cell]:
+    if count < LEAST:
+        shown, says = f"none of {seeds(count)}", "too few seeds to say"
+    else:
+        shown, says = f"{found.low:+.4f} to {found.high:+.4f}", _says(found, pair, lower)
+    return [Cell(f"{found.mean:+.4f}", found.mean), Cell(shown), Cell(says)]
+
+
+def _says(found: Range, pair: Pair, lower: bool) -> str:
+    if found.low <= 0 <= found.high:
+        return "no difference beyond the seeds'"
+    better = pair.one if (found.mean < 0) == lower else pair.other
+    return f"{better} is better"

@@ -22,8 +22,6 @@ from spardl.clusters.network import PRESETS, Network
 from spardl.diagnostics.timeline.model import Work
 from spardl.schedules.fusion import Linear
 
-__all__ = ["Contender", "Parts", "UpdateBreakdown", "UpdatePlan", "cycle_of", "predict"]
-
 BASIS = Basis(
     simulated="seconds of messages: counted rounds and bytes on a modelled network, one after the other",
     measured="rounds, and bytes on the longest path, counted in synchronizations of random gradients (a common part "
@@ -152,11 +150,9 @@ class UpdateBreakdown(Exhibit):
     models: Mapping[str, Model] = field(default_factory=lambda: MODELS)
 
     def assumes(self, scale: str) -> Sequence[str]:
-        """Models whose passes are assumed, not measured."""
         return [name for name in at(scale, self.plans).workers if not self.models[name].measured]
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> UpdateBreakdown:
-        """The same exhibit with measured passes in place of assumed ones."""
         known = {name for plan in self.plans.values() for name in plan.workers}
         own = {name: passes for name, passes in given.items() if name in known}
         return replace(self, models=measured_models(self.models, own), basis=basis_of(self.basis, own))
@@ -166,17 +162,14 @@ class UpdateBreakdown(Exhibit):
         return cycle_of(self.name, self.methods[method], workers, self.density[model], plan.kept)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         choices = ((model, *choice) for model, sizes in plan.workers.items() for choice in product(self.methods, sizes))
         return list(dict.fromkeys(self.job(plan, *choice) for choice in choices))
 
     def cost(self, scale: str) -> str:
-        """Approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} counts, {at(scale, self.plans).cost}"
 
     def caption(self, scale: str) -> str:
-        """Describes the runs in one or two sentences."""
         models = [self.models[name] for name in at(scale, self.plans).workers]
         assumed = "; ".join(
             f"{model.title}: {model.seconds:.3g} s ({model.batch} examples a worker, {model.rate:.2g} operations/s: "
@@ -189,7 +182,6 @@ class UpdateBreakdown(Exhibit):
         return f"Seconds of an update on {self.network}.{''.join(parts)}"
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        """Tables of the results."""
         plan = at(scale, self.plans)
         return [self._table(plan, model, results) for model in plan.workers]
 
@@ -234,7 +226,6 @@ class UpdateBreakdown(Exhibit):
         )
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        """Figures of the results."""
         plan = at(scale, self.plans)
         caption = f"Where an update's seconds go on {self.network}; the figures are those of whole updates"
         looks = palette.looks(PARTS)

@@ -28,18 +28,6 @@ from spardl.vector.sparse import Sum
 from trainer.build import build_dataset, build_plan
 from trainer.learner import Learner
 
-__all__ = [
-    "Trace",
-    "TracePlan",
-    "TracedExhibit",
-    "Watched",
-    "basis_of_trace",
-    "configuration",
-    "selection",
-    "sparse",
-    "train_watched",
-]
-
 
 def basis_of_trace(measured: str) -> Basis:
     """Basis of figures that a trace measures.
@@ -90,11 +78,13 @@ class TracedExhibit(Planned):
         plans: Plan by size preset.
         traced: Name of the computation, for the id.
         trace: Function of ``words`` and ``steps``, and of ``every`` if that is above 1.
+        about: Caption, with fields for ``plan``, ``exhibit`` and ``words``.
     """
 
     plans: ByScale[TracePlan]
     traced: ClassVar[str]
     trace: ClassVar[Callable[..., Mapping[str, Any]]]
+    about: ClassVar[str]
 
     @abstractmethod
     def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
@@ -109,9 +99,12 @@ class TracedExhibit(Planned):
         return Computation(self.traced, type(self).trace, arguments, shell)
 
     def jobs(self, scale: str) -> Sequence[Computation]:
-        """All jobs whose results the exhibit needs."""
         plan = at(scale, self.plans)
         return [self.job(plan, case, variant) for case in plan.cases for variant in self.variants(plan)]
+
+    def caption(self, scale: str) -> str:
+        plan = at(scale, self.plans)
+        return self.about.format(plan=plan, exhibit=self, words=" ".join(plan.words))
 
     def finished(self, scale: str, results: Results) -> list[tuple[Case, Mapping[str, Any]]]:
         """Results of the first variant, by case; failed ones are missing."""

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import io
 import os
-import re
+from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
 from itertools import groupby, repeat
 from pathlib import Path
-from types import MappingProxyType
 from typing import NamedTuple
 
-from markupsafe import Markup, escape
+from markupsafe import Markup
 
 from scripts.exhibits.base import Basis, Draw, Picture
-from scripts.exhibits.charts import axes, palette
-from scripts.exhibits.charts.palette import css
+from scripts.exhibits.charts import axes
+from scripts.exhibits.charts.palette import Look
 from scripts.exhibits.pages.verdicts import COLUMN, Chip, Judged, chip, judged, judges
 from scripts.exhibits.tables import LONG, Row, Table
 from scripts.exhibits.templates import render
@@ -24,48 +23,21 @@ from scripts.exhibits.tried import Tried
 from scripts.exhibits.unrun import Unrun
 from trainer.report import environment, processor
 
-__all__ = ["Entry", "Section", "Source", "Sources", "figures", "here", "in_words", "inline", "page", "table"]
 
-# CSS variables that replace the colours of matplotlib.
-_VARIABLES: Mapping[str, str] = MappingProxyType(
-    {"#000000": "currentColor", "#ffffff": "var(--paper)", **palette.variables()}
-)
-_COLOURS = re.compile("|".join(_VARIABLES))
-# What a page does not need: the style sheet, rotations by nothing, and ids of groups, which repeat in every figure.
-_LEFT_OUT = re.compile(r'<style.*?</style>| id="[\w.]*[A-Za-z]_\d+"| transform="rotate\(-0 [^"]*"', re.DOTALL)
-_LETTERS = re.compile(r"(font-family: |(?<=px) )'[^;\"]*")  # of the property font, in older versions
-# Attributes that hold coordinates. They are rounded to 0.1 points, a difference that is not visible.
-_PLACES = re.compile(r'(?<= )(?:d|x|y|width|height|points|transform)="[^"]*"')
-_DECIMAL = re.compile(r"-?\d+\.\d+")
-
-
-def inline(draw: Draw, key: Mapping[str, palette.Look], ident: str, title: str) -> str:
-    """Draws a figure as an ``svg`` element.
+def image(draw: Draw, key: Mapping[str, Look], text: str) -> Markup:
+    """Draws a figure as an ``img`` element that contains an SVG.
 
     Args:
         draw: Function that draws into a matplotlib figure.
         key: Look of each name in the legend; empty for no legend.
-        ident: Name of the figure, unique on the page.
-        title: Description for screen readers.
-
-    Returns:
-        An ``svg`` element for use in HTML. It contains text as text, and has an aspect ratio but no fixed size.
+        text: Description for screen readers.
     """
     out = io.BytesIO()
-    # Salted hashes make the ids of markers and clip paths unique on the page.
-    with axes.drawing(svg_fonttype="none", svg_hashsalt=ident, path_simplify_threshold=0.3):
+    with axes.drawing(svg_fonttype="none", svg_hashsalt="figure", path_simplify_threshold=0.3):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
         axes.drawn(draw, key).savefig(out, format="svg", transparent=True, metadata=nothing)
-    head, _, body = out.getvalue().decode().partition("<svg ")[2].partition(">")
-    (box,) = re.findall('viewBox="[^"]*"', head)
-    text = _PLACES.sub(lambda found: _DECIMAL.sub(_short, " ".join(found[0].split())), _LEFT_OUT.sub("", body))
-    text = _COLOURS.sub(lambda found: _VARIABLES[found[0]], _LETTERS.sub(r"\1var(--sans)", text))
-    label = f'<svg class="plot" role="img" aria-labelledby="{ident}-title" {box}>\n<title id="{ident}-title">'
-    return re.sub(r"\n\s*", "\n", f"{label}{escape(title)}</title>{text.replace('xlink:href', 'href')}")
-
-
-def _short(number: re.Match[str]) -> str:
-    return f"{round(float(number[0]), 1) + 0.0:g}"  # + 0.0 turns -0.0 into 0.0
+    source = b64encode(out.getvalue()).decode()
+    return Markup('<img class="plot" alt="{}" src="data:image/svg+xml;base64,{}">').format(text, source)
 
 
 STYLE = Path(__file__).with_name("page.css")
@@ -148,7 +120,7 @@ def page(
         contents: Entries of the contents list for the summary.
     """
     groups = [(group, list(members)) for group, members in groupby(sections, lambda section: section.group)]
-    style = Markup(css() + STYLE.read_text())
+    style = Markup(STYLE.read_text())
     parts = {"title": title, "lead": lead, "facts": facts, "groups": groups, "summary": summary, "contents": contents}
     return render("page", **parts, style=style)
 
@@ -166,16 +138,16 @@ def figures(pictures: Sequence[Picture], own: str, basis: Basis) -> list[Markup]
 
 
 def _figure(pictures: Sequence[Picture], own: str, basis: Basis) -> Markup:
-    idents = [f"{own}-figure-{picture.file}" for picture in pictures]
     panels = [
         {
             "title": picture.title,
             "wide": picture.wide,
-            "drawn": Markup(inline(picture.draw, picture.key, ident, _said(picture))),
+            "drawn": image(picture.draw, picture.key, _said(picture)),
         }
-        for picture, ident in zip(pictures, idents, strict=True)
+        for picture in pictures
     ]
-    return render("figure", ident=idents[0], caption=pictures[0].caption, panels=panels, basis=_known(basis))
+    ident = f"{own}-figure-{pictures[0].file}"
+    return render("figure", ident=ident, caption=pictures[0].caption, panels=panels, basis=_known(basis))
 
 
 def _said(picture: Picture) -> str:

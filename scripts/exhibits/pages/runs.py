@@ -28,24 +28,6 @@ from trainer.experiment import experiment_id, result_settings
 from trainer.runs import flat
 from trainer.targets import editions
 
-__all__ = [
-    "CLOCKS",
-    "Comparison",
-    "Finished",
-    "Method",
-    "Unfinished",
-    "caveats",
-    "choice_of",
-    "collect",
-    "compare",
-    "differences",
-    "method_name",
-    "read",
-    "run_machines",
-    "run_table",
-    "seconds_by_machine",
-]
-
 TARGET = "_target_"
 GROUPS = ("communicator", "residual")
 
@@ -135,11 +117,6 @@ def _nearest(compressor: Mapping[str, Any], given: Mapping[str, str]) -> str:
     return min(same, key=deviations) if same else last
 
 
-NEEDED = ("metric", "final", "steps", "workers", "cluster_seconds", "step_bytes", "step_bytes_dense")
-# Groups of conf/ whose classes make up a method; a configuration without one of them is not of a run.
-PARTS = ("compressor", "communicator", "residual")
-
-
 class Finished(NamedTuple):
     """A finished run.
 
@@ -147,54 +124,74 @@ class Finished(NamedTuple):
         folder: Run folder, or record as ``FILE.jsonl#ID``.
         config: Resolved configuration.
         summary: Summary of the run.
-        events: Lines of the metrics.
         command: Command line, if known.
+        name: The method as users type it.
+        title: Metric and data set.
+        simulated: Whether the seconds are virtual.
+        metric: Final metric of the task.
+        train_loss: Mean training loss of the last epoch, if it was logged.
+        share: Bytes sent as a share of a dense ring all-reduce; 0 for a single worker.
+        seconds: Seconds on the clock of the cluster.
+        curve: Curve of the metric.
+        settings: Settings that may change the result, except seeds, by dotted name.
     """
 
     folder: Path
     config: Mapping[str, Any]
     summary: Mapping[str, Any]
-    events: Sequence[Mapping[str, Any]]
     command: str | None
+    name: str
+    title: str
+    simulated: bool
+    metric: float
+    train_loss: float | None
+    share: float
+    seconds: float
+    curve: Curve
+    settings: Mapping[str, Any]
 
     @property
-    def simulated(self) -> bool:
-        """Whether the seconds are virtual."""
-        return "network" in self.config["cluster"]
+    def data(self) -> dict[str, Any]:
+        """Settings of the task and its data."""
+        return {key: value for key, value in self.settings.items() if key.partition(".")[0] in ("dataset", "task")}
 
     @property
-    def metric(self) -> float:
-        """Final metric of the task."""
-        return final_metric(self.summary)
+    def machine(self) -> str:
+        """Processor and torch version."""
+        return machine_of(self.summary.get("environment", {}))
 
-    @property
-    def train_loss(self) -> float | None:
-        """Mean training loss of the last epoch, if it was logged."""
-        if (known := self.summary.get("train_loss")) is not None:
-            return float(known)  # computed from all events; a record keeps only some of them
-        return last_epoch_loss([event for event in self.events if event["kind"] == "train"])
 
-    @property
-    def share(self) -> float:
-        """Bytes sent as a share of a dense ring all-reduce; 0 for a single worker."""
-        return share_of_bytes([self.summary])
+def _finished(
+    folder: Path,
+    config: Mapping[str, Any],
+    summary: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]],
+    command: str | None,
+) -> Finished:
+    """Collects what reports need from a run.
 
-    @property
-    def seconds(self) -> float:
-        """Seconds on the clock of the cluster."""
-        value: float = self.summary["cluster_seconds"]
-        return value
-
-    @property
-    def curve(self) -> Curve:
-        """Curve of the metric."""
-        return metric_curve(self.summary, (event for event in self.events if event["kind"] == "eval"))
-
-    @property
-    def settings(self) -> dict[str, Any]:
-        """Settings that may change the result, except seeds, by dotted name."""
-        found = {name: value for name, value in flat(result_settings(self.config)) if name.rpartition(".")[2] != "seed"}
-        return {**found, "cluster.workers": self.summary["workers"]}
+    Raises:
+        KeyError: if something is missing.
+    """
+    metric, workers = summary["metric"], summary["workers"]
+    data = config["dataset"][TARGET].rpartition(".")[2].removeprefix("load_").replace("_", " ")
+    loss = summary.get("train_loss")  # computed from all events; a record keeps only some of them
+    settings = {name: value for name, value in flat(result_settings(config)) if name.rpartition(".")[2] != "seed"}
+    return Finished(
+        folder,
+        config,
+        summary,
+        command,
+        method_name(config, command),
+        f"{metric[:1].upper()}{metric[1:]} on {data}",
+        "network" in config["cluster"],
+        final_metric(summary),
+        last_epoch_loss([event for event in events if event["kind"] == "train"]) if loss is None else float(loss),
+        share_of_bytes([summary]),
+        summary["cluster_seconds"],
+        metric_curve(summary, (event for event in events if event["kind"] == "eval")),
+        {**settings, "cluster.workers": workers},
+    )
 
 
 class Unfinished(NamedTuple):
@@ -271,7 +268,7 @@ def read(folder: Path) -> Finished | Unfinished:
         events = [json.loads(line) for line in read_text(folder / "metrics.jsonl").splitlines()]
         command = folder / "command.txt"
         typed = read_text(command, RECORD_BYTES).strip() if command.is_file() else None
-        return _checked(Finished(folder, config, summary, events, typed))
+        return _finished(folder, config, summary, events, typed)
     except FileNotFoundError as error:
         return Unfinished(folder, f"has no {Path(str(error.filename)).name}")
     except KeyError as error:
@@ -296,23 +293,11 @@ def _recalled(place: Path, content: Mapping[str, Any]) -> Finished | Unfinished:
         today = (experiment_id(config, content["workers"]), editions(config))
         if today != (content["id"], content.get("editions") or {}):
             return Unfinished(place, "its command now stands for another run; record it again")
-        return _checked(Finished(place, config, content, events_in(content), content["command"]))
+        return _finished(place, config, content, events_in(content), content["command"])
     except KeyError as error:
         return Unfinished(place, f"lacks {error}; record its training again")
     except HydraException as error:
         return Unfinished(place, f"cannot be read: {' '.join(str(error).split())}")
-
-
-def _checked(run: Finished) -> Finished:
-    """The run, if nothing that reports need is missing.
-
-    Raises:
-        KeyError: if something is missing.
-    """
-    for name in NEEDED:
-        run.summary[name]
-    _title(run), _name(run), run.metric, run.train_loss, run.share, run.curve, run.simulated, run.settings
-    return run
 
 
 def _state(folder: Path, summary: Mapping[str, Any]) -> str:
@@ -329,21 +314,10 @@ def compare(runs: Sequence[Finished]) -> list[Comparison]:
     """Groups runs of one task on the same data with the same metric."""
     tasks: defaultdict[str, list[Finished]] = defaultdict(list)
     for run in runs:
-        tasks[json.dumps([run.summary["metric"], _data(run)], sort_keys=True)].append(run)
+        tasks[json.dumps([run.summary["metric"], run.data], sort_keys=True)].append(run)
     groups = list(tasks.values())
-    titles = _names([_title(group[0]) for group in groups], [_data(group[0]) for group in groups])
+    titles = _names([group[0].title for group in groups], [group[0].data for group in groups])
     return [Comparison(title, _methods(group)) for title, group in zip(titles, groups, strict=True)]
-
-
-def _data(run: Finished) -> dict[str, Any]:
-    """Settings of the task and its data."""
-    return {key: value for key, value in run.settings.items() if key.partition(".")[0] in ("dataset", "task")}
-
-
-def _title(run: Finished) -> str:
-    data = run.config["dataset"][TARGET].rpartition(".")[2].removeprefix("load_").replace("_", " ")
-    metric = run.summary["metric"]
-    return f"{metric[:1].upper()}{metric[1:]} on {data}"
 
 
 def _methods(runs: Sequence[Finished]) -> list[Method]:
@@ -353,15 +327,8 @@ def _methods(runs: Sequence[Finished]) -> list[Method]:
     for group in groups.values():
         group.sort(key=lambda run: str(run.config.get("seed")).rjust(20))
     first = [group[0] for group in groups.values()]
-    names = _names([_name(run) for run in first], [run.settings for run in first])
+    names = _names([run.name for run in first], [run.settings for run in first])
     return [Method(name, group) for name, group in zip(names, groups.values(), strict=True)]
-
-
-def _name(run: Finished) -> str:
-    """The method as users type it."""
-    for part in PARTS:
-        run.config[part][TARGET]
-    return method_name(run.config, run.command)
 
 
 def _names(bases: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -442,20 +409,17 @@ def run_table(comparisons: Sequence[Comparison]) -> Table:
 
 
 def _row(comparison: Comparison, method: Method) -> Row:
-    runs = method.runs
-    seconds = [run.seconds for run in runs] if len(run_machines(runs)) == 1 else []
-    sent = mean(run.summary["step_bytes"] for run in runs)
-    share = mean(run.share for run in runs)
+    runs, machines = method.runs, run_machines(method.runs)
+    sent, share = mean(run.summary["step_bytes"] for run in runs), mean(run.share for run in runs)
+    several = [Cell(seconds_by_machine(runs)), Cell("-")]
     cells = [
         Cell(comparison.title),
         Cell(str(len(runs)), len(runs)),
         Cell(str(runs[0].summary["metric"])),
-        _mean([run.metric for run in runs]),
-        _deviation([run.metric for run in runs]),
-        _mean(seconds) if seconds else Cell(seconds_by_machine(runs)),
-        _deviation(seconds),
+        *_statistics([run.metric for run in runs]),
+        *(_statistics([run.seconds for run in runs]) if len(machines) == 1 else several),
         Cell(", ".join(sorted({CLOCKS[run.simulated] for run in runs}))),
-        Cell("; ".join(run_machines(runs))),
+        Cell("; ".join(machines)),
         Cell(f"{sent:.4g}", sent),
         Cell(f"{share:.2%}", share),
         Cell("; ".join(str(run.folder) for run in runs)),
@@ -463,28 +427,18 @@ def _row(comparison: Comparison, method: Method) -> Row:
     return Row(method.name, cells, ())
 
 
-def _mean(values: Sequence[float]) -> Cell:
-    return Cell(f"{mean(values):.4g}", mean(values))
-
-
-def _deviation(values: Sequence[float]) -> Cell:
-    """Sample standard deviation; a dash for fewer than two values."""
-    if len(values) < 2:
-        return Cell("-")
-    found = stdev(values)
-    return Cell(f"{found:.2g}", found)
+def _statistics(values: Sequence[float]) -> list[Cell]:
+    """Mean, and sample standard deviation; a dash for fewer than two values."""
+    middle, spread = mean(values), stdev(values) if len(values) > 1 else None
+    return [Cell(f"{middle:.4g}", middle), Cell("-") if spread is None else Cell(f"{spread:.2g}", spread)]
 
 
 def run_machines(runs: Sequence[Finished]) -> list[str]:
     """Names of the machines of runs, in alphabetical order."""
-    return sorted({_machine(run) for run in runs})
+    return sorted({run.machine for run in runs})
 
 
 def seconds_by_machine(runs: Sequence[Finished]) -> str:
     """Mean seconds of each machine, in the order of :func:`run_machines`: they have no common mean."""
-    groups = [[run.seconds for run in runs if _machine(run) == name] for name in run_machines(runs)]
+    groups = [[run.seconds for run in runs if run.machine == name] for name in run_machines(runs)]
     return "; ".join(f"{mean(group):.4g}" for group in groups)
-
-
-def _machine(run: Finished) -> str:
-    return machine_of(run.summary.get("environment", {}))

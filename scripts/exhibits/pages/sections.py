@@ -24,8 +24,6 @@ from scripts.exhibits.unrun import Unrun, unrun, without_unrun
 from spardl.basics.errors import DataError
 from spardl.basics.files import write_atomically
 
-__all__ = ["add", "exhibit_section", "key", "rendered", "sources", "tables_section", "write"]
-
 MOST_SOURCES = 12
 TITLE = "Reproduced tables and figures"
 LEAD = (

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import groupby
-from typing import NamedTuple
+from typing import Any
 
 from markupsafe import Markup
 
@@ -16,85 +16,8 @@ from scripts.exhibits.templates import render
 from scripts.exhibits.tried import Role, Tried
 from scripts.exhibits.unrun import unrun_table
 
-__all__ = ["HERE", "contents", "placed", "summary"]
-
 # Marks the place of a section's leading figure if it is not in the summary.
 HERE = "<!-- figure -->"
-
-
-class _Line(NamedTuple):
-    """A method on a task, with the verdicts on this task."""
-
-    tried: Tried
-    verdicts: Sequence[tuple[Chip, str]]
-    papers: Sequence[str]
-    proposed: bool
-
-    @property
-    def paper(self) -> str:
-        """Figures of the paper."""
-        return "; ".join(dict.fromkeys(self.papers))
-
-
-class _Task(NamedTuple):
-    """Methods on one task."""
-
-    title: str
-    measure: str
-    scale: str
-    machine: str
-    lines: Sequence[_Line]
-
-
-class _Claim(NamedTuple):
-    """A claim with its verdict, and those on its tasks if there are several."""
-
-    claim: Judged
-    chip: Chip
-    tasks: Sequence[tuple[Chip, str]]
-
-
-class _Best(NamedTuple):
-    """The best result of a paper: a claim, or one of its tasks."""
-
-    claim: str
-    task: str
-    chip: Chip
-    ours: str
-    paper: str
-
-
-class _Paper(NamedTuple):
-    """One paper in the summary."""
-
-    key: str
-    title: str
-    figure: Markup
-    lead: str
-    scale: str
-    tasks: Sequence[_Task]
-    claims: Sequence[_Claim]
-
-    @property
-    def name(self) -> str:
-        """The name that begins the claims, or the title without subtitle, authors and year."""
-        named, colon, _ = self.claims[0].claim.claim.partition(": ") if self.claims else ("", "", "")
-        return named if colon else self.title.partition(":")[0].partition(" (")[0].removesuffix(".")
-
-    @property
-    def tally(self) -> Sequence[tuple[Chip, int]]:
-        """Number of claims by verdict, best first."""
-        return _tally([each.claim for each in self.claims])
-
-    @property
-    def best(self) -> _Best | None:
-        """The best result, if one supports its claim."""
-        found = best_part(each.claim for each in self.claims)
-        if found is None:
-            return None
-        claim, part = found
-        task = "" if part.ours.startswith(part.task) else part.task  # figures of a task may begin with its name
-        return _Best(_subject(claim), task, chip(part.verdict), part.ours, claim.figure)
 
 
 def summary(sections: Sequence[Section]) -> Markup | None:
@@ -108,21 +31,8 @@ def summary(sections: Sequence[Section]) -> Markup | None:
     papers, waiting = _papers(last), _waiting(last)
     if not papers and waiting is None:
         return None
-    tally = _tally(claims)
     judged = [section for section in last if section.judged]
-    return render("summary", papers=papers, tally=tally, claims=judged, total=len(claims), waiting=waiting)
-
-
-def _tally(claims: Sequence[Judged]) -> list[tuple[Chip, int]]:
-    """Number of claims by verdict, best first."""
-    counts = Counter(claim.verdict for claim in claims)
-    ranks = {claim.verdict: Part("", claim.verdict, ()).rank for claim in claims}
-    return [(chip(verdict), counts[verdict]) for verdict in sorted(counts, key=lambda each: ranks[each])]
-
-
-def _subject(claim: Judged) -> str:
-    """The name of a claim without that of its paper."""
-    return claim.claim.partition(": ")[2] or claim.claim
+    return render("summary", papers=papers, tally=_tally(claims), claims=judged, total=len(claims), waiting=waiting)
 
 
 def contents(sections: Sequence[Section]) -> list[Entry]:
@@ -132,17 +42,18 @@ def contents(sections: Sequence[Section]) -> list[Entry]:
         sections: Sections of the report.
     """
     last = _last(sections)
-    papers = _papers(last)
-    claims = [(f"{paper.key}-claims", paper.name) for paper in papers if paper.claims]
-    results = [(paper.key, paper.name) for paper in papers if paper.figure or paper.tasks]
-    lists = [("unrun", waiting.title.partition(": ")[2])] if (waiting := _waiting(last)) else []
-    found = {"Claims and verdicts": claims, "Figures and results": results, "Not run yet": lists}
+    papers, waiting = _papers(last), _waiting(last)
+    found = {
+        "Claims and verdicts": [(f"{each['key']}-claims", each["name"]) for each in papers if each["claims"]],
+        "Figures and results": [(each["key"], each["name"]) for each in papers if each["figure"] or each["tasks"]],
+        "Not run yet": [("unrun", waiting.title.partition(": ")[2])] if waiting else [],
+    }
     return [Entry(title, links) for title, links in found.items() if links]
 
 
 def placed(sections: Sequence[Section]) -> list[Section]:
     """The sections with their leading figures, except those in the summary."""
-    shown = {id(section) for section in _leading(_last(sections))}
+    shown = {id(section) for _, members in _groups(_last(sections)) if (section := _leading(members))}
     note = '<p class="note">Its first figure is in <a href="#summary">the summary</a>.</p>\n'
     return [
         section._replace(html=section.html.replace(HERE, note if id(section) in shown else section.lead))
@@ -150,75 +61,117 @@ def placed(sections: Sequence[Section]) -> list[Section]:
     ]
 
 
-def _papers(sections: Sequence[Section]) -> list[_Paper]:
-    claims = [claim for section in sections for claim in section.judged]
-    groups = [(title, list(members)) for title, members in groupby(_exhibits(sections), lambda section: section.group)]
-    papers = [_paper(number, title, members, claims) for number, (title, members) in enumerate(groups, 1)]
-    return [paper for paper in papers if paper.figure or paper.tasks or paper.claims]
+def _name(section: Section) -> str:
+    """Name of the exhibit of a section."""
+    return section.key.removesuffix(f"-{section.tag}")
+
+
+def _last(sections: Sequence[Section]) -> list[Section]:
+    """The last size of each exhibit."""
+    found = {_name(section): section for section in sections}
+    return [section for section in sections if section in found.values()]
+
+
+def _groups(sections: Sequence[Section]) -> list[tuple[str, list[Section]]]:
+    """Sections of exhibits by paper."""
+    exhibits = (section for section in sections if section.group)
+    return [(title, list(members)) for title, members in groupby(exhibits, lambda section: section.group)]
+
+
+def _leading(members: Sequence[Section]) -> Section | None:
+    """The first section that has a leading figure."""
+    return next((section for section in members if section.lead), None)
 
 
 def _waiting(sections: Sequence[Section]) -> Table | None:
     return unrun_table([each for section in sections for each in section.waiting])
 
 
-def _last(sections: Sequence[Section]) -> list[Section]:
-    """The last size of each exhibit."""
-    found = {section.key.removesuffix(f"-{section.tag}"): section for section in sections}
-    return [section for section in sections if section in found.values()]
+def _tally(claims: Iterable[Judged]) -> list[tuple[Chip, int]]:
+    """Number of claims by verdict, best first."""
+    counts = Counter(claim.verdict for claim in claims)
+    return [(chip(verdict), counts[verdict]) for verdict in sorted(counts, key=lambda each: Part("", each, ()).rank)]
 
 
-def _exhibits(sections: Sequence[Section]) -> list[Section]:
-    return [section for section in sections if section.group]
+def _subject(claim: Judged) -> str:
+    """The name of a claim without that of its paper."""
+    return claim.claim.partition(": ")[2] or claim.claim
 
 
-def _leading(sections: Sequence[Section]) -> list[Section]:
-    """The first section of each paper that has a leading figure."""
-    found: dict[str, Section] = {}
-    for section in _exhibits(sections):
-        if section.lead:
-            found.setdefault(section.group, section)
-    return list(found.values())
+def _papers(sections: Sequence[Section]) -> list[dict[str, Any]]:
+    """What the template shows of each paper; papers of which nothing is known are left out."""
+    claims = [claim for section in sections for claim in section.judged]
+    papers = [_paper(number, *group, claims) for number, group in enumerate(_groups(sections), 1)]
+    return [paper for paper in papers if paper["figure"] or paper["tasks"] or paper["claims"]]
 
 
-def _paper(number: int, title: str, members: Sequence[Section], claims: Sequence[Judged]) -> _Paper:
-    names = {section.key.removesuffix(f"-{section.tag}") for section in members}
+def _paper(number: int, title: str, members: Sequence[Section], claims: Sequence[Judged]) -> dict[str, Any]:
+    names = {_name(section) for section in members}
     about = [claim for claim in claims if names & {*claim.exhibits}]
-    tasks = [task for section in members for task in _tasks(section, about)]
-    judged = [_claim(claim) for claim in about]
-    leading = next(iter(_leading(members)), None)
-    if leading is None:
-        return _Paper(f"paper-{number}", title, Markup(""), "", "", tasks, judged)
-    return _Paper(f"paper-{number}", title, Markup(leading.lead), leading.title, leading.tag, tasks, judged)
+    # The name that begins the claims, or the title without subtitle, authors and year.
+    named, colon, _ = about[0].claim.partition(": ") if about else ("", "", "")
+    leading = _leading(members)
+    return {
+        "key": f"paper-{number}",
+        "title": title,
+        "name": named if colon else title.partition(":")[0].partition(" (")[0].removesuffix("."),
+        "figure": Markup(leading.lead if leading else ""),
+        "lead": leading.title if leading else "",
+        "scale": leading.tag if leading else "",
+        "tasks": [task for section in members for task in _tasks(section, about)],
+        "claims": [_claim(claim) for claim in about],
+        "tally": _tally(about),
+        "best": _best(about),
+    }
 
 
-def _claim(claim: Judged) -> _Claim:
+def _claim(claim: Judged) -> dict[str, Any]:
+    """A claim with its verdict, and those on its tasks if there are several."""
     tasks = [(chip(part.verdict), part.task) for part in claim.tasks] if len(claim.tasks) > 1 else []
-    return _Claim(claim, chip(claim.verdict), tasks)
+    return {"claim": claim, "chip": chip(claim.verdict), "tasks": tasks}
 
 
-def _tasks(section: Section, claims: Sequence[Judged]) -> list[_Task]:
+def _best(claims: Sequence[Judged]) -> dict[str, Any] | None:
+    """The best result, if one supports its claim."""
+    found = best_part(claims)
+    if found is None:
+        return None
+    claim, part = found
+    task = "" if part.ours.startswith(part.task) else part.task  # figures of a task may begin with its name
+    about = {"claim": _subject(claim), "task": task, "ours": part.ours, "paper": claim.figure}
+    return {**about, "chip": chip(part.verdict)}
+
+
+def _tasks(section: Section, claims: Sequence[Judged]) -> list[dict[str, Any]]:
     """Tasks of a section; methods that were not run are in the list of these instead."""
     found = []
     for title, members in groupby((line for line in section.tried if line.ran), lambda line: line.task):
         tried = list(members)
-        measure = next((line.measure for line in tried if line.measure), "")  # a failed method has none
-        lines = [_line(section, line, claims) for line in tried]
-        several = {line.machine for line in tried if line.machine}
-        machine = several.pop() if len(several) == 1 else ""
-        found.append(_Task(f"{section.title}: {title}", measure, section.tag, machine, lines))
+        machines = {line.machine for line in tried if line.machine}
+        task = {
+            "title": f"{section.title}: {title}",
+            "measure": next((line.measure for line in tried if line.measure), ""),  # a failed method has none
+            "scale": section.tag,
+            "machine": machines.pop() if len(machines) == 1 else "",
+            "lines": [_line(section, line, claims) for line in tried],
+        }
+        found.append(task)
     return found
 
 
-def _line(section: Section, line: Tried, claims: Sequence[Judged]) -> _Line:
+def _line(section: Section, line: Tried, claims: Sequence[Judged]) -> dict[str, Any]:
     """The verdicts are those on this task, and only proposed methods have any: rivals are no claim of the paper."""
-    proposed = line.role == Role.PROPOSED.value
-    name, own = section.key.removesuffix(f"-{section.tag}"), set(line.jobs)
+    proposed, own = line.role == Role.PROPOSED.value, set(line.jobs)
     about = [
         (claim, part.verdict)
         for claim in claims
-        if proposed and name in claim.exhibits
+        if proposed and _name(section) in claim.exhibits
         for part in claim.parts
         if own <= set(part.jobs)
     ]
-    verdicts = [(chip(verdict), _subject(claim)) for claim, verdict in about]
-    return _Line(line, verdicts, [claim.paper for claim, _ in about], proposed)
+    return {
+        "tried": line,
+        "verdicts": [(chip(verdict), _subject(claim)) for claim, verdict in about],
+        "paper": "; ".join(dict.fromkeys(claim.paper for claim, _ in about)),
+        "proposed": proposed,
+    }

@@ -9,8 +9,6 @@ from typing import NamedTuple
 from scripts.exhibits.tables import Row, Table
 from scripts.exhibits.tried import marks
 
-__all__ = ["COLUMN", "PAPER", "Chip", "Judged", "Part", "best_part", "chip", "judged", "judges"]
-
 # A table with this column holds a verdict in every row.
 COLUMN, PAPER = "verdict", "paper (table or figure)"
 

@@ -13,25 +13,19 @@ from scripts.exhibits.charts.sheets import Chart, Dots, Lines
 from scripts.exhibits.declared import Definitions, Keys, Reader, Variants, entries, parse
 from scripts.exhibits.kinds.adaptation import Adaptation
 from scripts.exhibits.kinds.balance import Balance
-from scripts.exhibits.kinds.benches import Timed
-from scripts.exhibits.kinds.contrasts import Contrasts
 from scripts.exhibits.kinds.counts import CountedCosts
 from scripts.exhibits.kinds.frontier import Frontier
-from scripts.exhibits.kinds.lab import Measured
+from scripts.exhibits.kinds.lab import Measured, Timed
 from scripts.exhibits.kinds.lab_updates import LabUpdates
 from scripts.exhibits.kinds.lazy import Laziness
 from scripts.exhibits.kinds.predictions import Prediction
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.kinds.regimes import Regimes
-from scripts.exhibits.kinds.study_grid import StudyGrid
-from scripts.exhibits.kinds.study_rates import StudyRates
-from scripts.exhibits.kinds.thresholds import Thresholds
-from scripts.exhibits.kinds.trainings import EveryMethod, MethodComparison
+from scripts.exhibits.kinds.study import StudyGrid, StudyRates
+from scripts.exhibits.kinds.thresholds import Selections, Thresholds
+from scripts.exhibits.kinds.trainings import Contrasts, EveryMethod, MethodComparison
 from scripts.exhibits.kinds.updates import UpdateBreakdown
-from scripts.exhibits.kinds.xi import Selections
 from spardl.basics.errors import ConfigError
-
-__all__ = ["Paper", "catalogue", "load", "load_all", "papers"]
 
 FOLDER = Path(__file__).parent
 # Definitions for the files of all papers, and these files in the order of the report.

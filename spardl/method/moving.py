@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
+from spardl.compressors.base import CodeCompressor
 from spardl.compressors.budget import Budget
 from spardl.method.method import Method
 from spardl.method.momentum import AdamMomentum, AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
@@ -188,10 +189,12 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     compressor, limit = method.compressor, _BETA2
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
         compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
-    squares = min(rule.betas[1], limit) if beta2 is None else beta2
-    # The factor was not tried with Muon's updates.
-    default = "measured" if for_handle and not isinstance(rule, MuonMomentum) else "none"
-    rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale or default)
+    # Without unsent entries, nothing takes the role of the first moment. (Other optimizers than Muon were not tried.)
+    keeps = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
+    squares = min(rule.betas[1], _BETA2_CHUNKED if keeps else limit) if beta2 is None else beta2
+    default = "measured" if for_handle else "none"
+    betas = (rule.betas[0] if keeps else 0.0, squares)
+    rule = replace(rule, betas=betas, update_scale=method.momentum.update_scale or default)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
 
@@ -255,7 +258,7 @@ def low_density_warning(method: Method) -> str | None:
         return None
     return (
         f"density={compressor.density:g} is low for Muon, whose updates have entries of similar sizes: training may "
-        'learn little more than a single worker; use density=0.1 with wire="int4"'
+        'learn little more than a single worker; use the method "onebit", or density=0.1 with wire="int4"'
     )
 
 
@@ -333,8 +336,7 @@ def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
             f"this method compresses updates and supports Muon with AdamW or Adam, not {_kinds(optimizers)}; use one "
             f"of these, or {_ANY_OPTIMIZER}"
         )
-    # The first moment is dropped: the residual takes its role, as for Adam alone.
-    return replace(matrices[0], betas=(0.0, others[0].betas[1]), eps=others[0].eps)
+    return replace(matrices[0], betas=others[0].betas, eps=others[0].eps)
 
 
 def trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
@@ -400,7 +402,8 @@ def muon_moments(state: Mapping[str, Any], like: Tensor) -> ConvertedMoments:
         like: Parameter of shape (a, b).
     """
     mean = state.get("momentum_buffer")
-    return ConvertedMoments(like.new_empty(0), (torch.zeros_like(like) if mean is None else mean).reshape(-1))
+    # A single zero is a velocity of any length.
+    return ConvertedMoments(like.new_zeros(1), (torch.zeros_like(like) if mean is None else mean).reshape(-1))
 
 
 def convert_moments(

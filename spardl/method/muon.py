@@ -67,7 +67,7 @@ class MuonMomentum(AdamMomentum):
     its momentum stays.
 
     Args:
-        betas: Decay rates of Adam's moments, shares; the first must be 0.
+        betas: Decay rates of Adam's moments, shares; 0 for the first rate keeps no first moment.
         eps: Constant added to the root of Adam's second moment.
         update_scale: Factor that multiplies all updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
         factor: Share of a matrix's momentum that remains in the next step.
@@ -99,8 +99,6 @@ class MuonMomentum(AdamMomentum):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.betas[0]:
-            raise ConfigError(f"momentum.betas of Muon must begin with 0, got {self.betas!r}")
         if not is_number(float, self.factor) or not 0 <= self.factor < 1:
             raise ConfigError(f"momentum.factor must be at least 0 and below 1, got {self.factor!r}")
         check_bool("momentum.nesterov", self.nesterov)
@@ -120,7 +118,8 @@ class MuonMomentum(AdamMomentum):
             # Adam's parameters between the last matrix and this one.
             if place < matrix.start:
                 own = slice(place, matrix.start)
-                part = Moments(moments.velocity, moments.variance[own], moments.updates)
+                velocity = moments.velocity[own] if self.betas[0] else moments.velocity
+                part = Moments(velocity, moments.variance[own], moments.updates)
                 update[own] = super()._update(gradient[own], wide[own], part)
             if place < matrix.stop:
                 own = slice(matrix.start, matrix.stop)

@@ -14,15 +14,17 @@ from torch import Tensor, nn
 from spardl.basics.errors import ConfigError
 from spardl.communicators import Dense
 from spardl.compressors import NoCompression, TopK
-from spardl.method import AdamMomentum, AutoMomentum, GlobalResidual, Method, NoResidual
+from spardl.method import AdamMomentum, AutoMomentum, GlobalResidual, LocalResidual, Method, NoResidual
 from spardl.method.momentum import Matrix, Moments
 from spardl.method.moving import joint_rule, matrices_of, optimizers_of, resolve_momentum, step_size
 from spardl.method.muon import MuonMomentum, entry_size, orthogonalize
+from spardl.method.recipes import make_method
 from tests.support.harness import Bench, same_bits, spardl, to_dense
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon exists since torch 2.9")
 
 AUTO = replace(spardl(0.1), momentum=AutoMomentum())
+ONE_BIT = make_method("onebit")
 RATIOS = (None, "original", "match_rms_adamw", "spectral_unclamped")
 
 
@@ -95,15 +97,18 @@ def test_orthogonalized_zeros_are_zeros_and_inputs_stay() -> None:
 @hypothesis.given(
     shapes=st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=6),
     seed=st.integers(0, 2**31),
+    first=st.sampled_from([0.0, 0.9]),
 )
 @hypothesis.settings(max_examples=40, deadline=None)
-def test_each_parameter_gets_the_update_of_its_rule(shapes: list[tuple[bool, int, int]], seed: int) -> None:
+def test_each_parameter_gets_the_update_of_its_rule(
+    shapes: list[tuple[bool, int, int]], seed: int, first: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     starts = [sum(rows * columns for _, rows, columns in shapes[:end]) for end in range(len(shapes) + 1)]
     places = [Matrix(start, rows, columns) for start, (_, rows, columns) in zip(starts, shapes, strict=False)]
     own = tuple(each for each, (owned, _, _) in zip(places, shapes, strict=True) if owned)
     gradients = [torch.randn(starts[-1], generator=generator) for _ in range(3)]
-    rule, adam = MuonMomentum(betas=(0.0, 0.9)), AdamMomentum(betas=(0.0, 0.9))
+    rule, adam = MuonMomentum(betas=(first, 0.9)), AdamMomentum(betas=(first, 0.9))
     found = updates(rule, gradients, own)[-1]
     moments = adam.init_moments(gradients[0])
     others = [adam.apply(each, moments) for each in gradients][-1]
@@ -184,6 +189,16 @@ def test_recommended_form_for_muon_and_adamw() -> None:
     assert isinstance(resolve_momentum(AUTO, muon()).momentum, MuonMomentum)
 
 
+def test_signs_of_all_entries_keep_the_first_moment_of_adamw() -> None:
+    """No entry waits that could take its role; with AdamW alone, it is dropped as for other methods."""
+    found = resolve_momentum(ONE_BIT, [muon(), adamw()], for_handle=True)
+    assert found.momentum == MuonMomentum((0.9, 0.99), update_scale="measured")
+    assert found.residual == LocalResidual(0.98)
+    alone = resolve_momentum(ONE_BIT, adamw()).momentum
+    assert isinstance(alone, AdamMomentum)
+    assert alone.betas == (0.0, 0.95)
+
+
 def test_several_optimizers_of_one_kind_share_a_rule() -> None:
     assert isinstance(resolve_momentum(AUTO, [adamw(lr=0.1), adamw(lr=0.2)]).momentum, AdamMomentum)
 
@@ -256,7 +271,7 @@ def test_options_without_effect_are_refused(given: dict[str, float], words: str)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("betas", (0.9, 0.9)), ("factor", 1.0), ("coefficients", (1.0,)), ("steps", -1), ("least_norm", 0.0)],
+    [("betas", (1.0, 0.9)), ("factor", 1.0), ("coefficients", (1.0,)), ("steps", -1), ("least_norm", 0.0)],
 )
 def test_invalid_values(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"momentum.{field} "):

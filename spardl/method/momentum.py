@@ -155,12 +155,15 @@ class Momentum(ABC):
         masks: Whether the velocity is reset at sent entries.
         moved: Whether the rule is a local update: each worker computes the optimizer's update before compression. The
             optimizer itself then only applies averages, and gradient clipping limits each worker's own gradient.
+        predicted: Share of the last average that is added to the next one, because workers compress only the
+            difference; 0 if they compress whole vectors. Averages must be dense unless it is 0.
     """
 
     name: ClassVar[str]
     remembers: ClassVar[bool] = True
     masks: ClassVar[bool] = False
     moved: ClassVar[bool] = False
+    predicted: float = 0.0
 
     @property
     def decay(self) -> float:

@@ -101,6 +101,9 @@ _RESIDUAL_DECAY = 0.98
 # Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
 # without a share of each chunk.
 _BETA2, _BETA2_CHUNKED = 0.95, 0.99
+# Share of the last average of updates of Muon that is added to the next one if differences of updates are sent, unless
+# AdamW has a decay rate of its first moment, whose role it takes.
+_PREDICTED = 0.9
 # Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
 # part of the role of momentum, whose inertia would add to its delay.
 _SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
@@ -183,19 +186,30 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, for_handle=for_handle))
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} has no effect with {kinds}, because only SGD uses it; remove it")
-    residual = method.residual
-    if isinstance(residual, ErrorFeedback) and residual.decay is None:
+    residual, compressor, limit = method.residual, method.compressor, _BETA2
+    # No entry waits if all are sent as codes. Muon's updates change slowly, so their differences need fewer bits. (With
+    # other optimizers, this was not tried.)
+    differs = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
+    predicted = _first_decay(optimizers) if differs else 0.0
+    if isinstance(residual, ErrorFeedback) and residual.decay is None and not predicted:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
-    compressor, limit = method.compressor, _BETA2
-    if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
-        compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
-    # Without unsent entries, nothing takes the role of the first moment. (Other optimizers than Muon were not tried.)
-    keeps = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
-    squares = min(rule.betas[1], _BETA2_CHUNKED if keeps else limit) if beta2 is None else beta2
+    chunked = isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density)
+    if chunked:
+        compressor = replace(compressor, scope="chunk")  # type: ignore[call-arg]
+    if chunked or predicted:
+        limit = _BETA2_CHUNKED
+    squares = min(rule.betas[1], limit) if beta2 is None else beta2
     default = "measured" if for_handle else "none"
-    betas = (rule.betas[0] if keeps else 0.0, squares)
-    rule = replace(rule, betas=betas, update_scale=method.momentum.update_scale or default)
+    rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale or default)
+    if isinstance(rule, MuonMomentum):
+        rule = replace(rule, predicted=predicted)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
+
+
+def _first_decay(optimizers: Sequence[torch.optim.Optimizer]) -> float:
+    """Returns the decay rate of the first moment of Adam or AdamW, or its default with Muon alone."""
+    rules = [rule_of(each) for each in optimizers]
+    return next((float(each.betas[0]) for each in rules if type(each) is AdamMomentum), _PREDICTED)
 
 
 def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, for_handle: bool) -> Momentum:
@@ -336,7 +350,8 @@ def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
             f"this method compresses updates and supports Muon with AdamW or Adam, not {_kinds(optimizers)}; use one "
             f"of these, or {_ANY_OPTIMIZER}"
         )
-    return replace(matrices[0], betas=others[0].betas, eps=others[0].eps)
+    # The first moment is dropped: the residual takes its role, as for Adam alone.
+    return replace(matrices[0], betas=(0.0, others[0].betas[1]), eps=others[0].eps)
 
 
 def trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
@@ -402,7 +417,6 @@ def muon_moments(state: Mapping[str, Any], like: Tensor) -> ConvertedMoments:
         like: Parameter of shape (a, b).
     """
     mean = state.get("momentum_buffer")
-    # A single zero is a velocity of any length.
     return ConvertedMoments(like.new_zeros(1), (torch.zeros_like(like) if mean is None else mean).reshape(-1))
 
 
@@ -440,5 +454,6 @@ def convert_moments(
     first, second = (
         (1 - mine**updates) / (1 - theirs**steps) for mine, theirs in zip(momentum.betas, group["betas"], strict=True)
     )
-    velocity = state["exp_avg"].reshape(-1) * first if momentum.betas[0] else empty
+    # A single zero is a velocity of any length.
+    velocity = state["exp_avg"].reshape(-1) * first if momentum.betas[0] else like.new_zeros(1)
     return ConvertedMoments(velocity, state["exp_avg_sq"].reshape(-1) * second)

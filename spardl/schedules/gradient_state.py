@@ -248,6 +248,10 @@ class GradientState:
                 group.states[local].moments.spread = spread
                 group.states[local].step = before[0].states[local].step
                 group.states[local].moments.updates = before[0].states[local].moments.updates
+        # Other groups have no last average, so the next difference must be a whole update.
+        if before and self._method.momentum.predicted:
+            for vector in (each for own in self._velocities for each in own):
+                vector.zero_()
 
     @property
     def _all(self) -> list[list[Tensor]]:

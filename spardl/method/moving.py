@@ -154,15 +154,16 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         for_handle: Whether to use the defaults of handles (``attach`` and others), which keep the learning rate of
             dense training suitable. For SGD, if ``TopK`` sends at most 10% of the entries and the method has a
             residual, the momentum factor then becomes at most 0.5 and updates are multiplied by a gain, unless
-            ``factor`` is set. Adam's updates are multiplied by the measured factor, unless ``update_scale`` is set. The
-            trainer passes false, so that earlier runs stay reproducible.
+            ``factor`` is set. Updates of Adam and Muon are multiplied by the measured factor, unless ``update_scale`` is
+            set. The trainer passes false, so that earlier runs stay reproducible.
 
     Returns:
         The method with the resolved momentum. For SGD, each worker applies SGD's momentum, or a smaller factor with a
         gain. For Adam, each worker keeps only the second moment: with the optimizer's beta2, but at most 0.99 if
         ``scope=auto`` means chunks, and at most 0.95 otherwise, unless ``beta2`` is set. The residual is multiplied by
         0.98 in each step, unless its decay is set. For Muon, each worker applies all of Muon to its matrices; scope and
-        residual decay are those for Adam.
+        residual decay are those for Adam. If all entries are sent as codes, Muon's updates become differences, and the
+        whole residual is kept.
 
     Raises:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are

@@ -130,6 +130,9 @@ class MuonMomentum(AdamMomentum):
         update = super().apply(gradient, moments)
         if not self.predicted:
             return update
+        # So that no infinity stays in the velocity, and no difference overflows.
+        limit = torch.finfo(update.dtype).max / 2
+        update.clamp_(-limit, limit)
         # Updates of matrices change slowly, because they are those of momentum. Those of other parameters do not.
         difference = update * (1 - self.predicted)
         for matrix in moments.matrices:

@@ -128,9 +128,10 @@ def test_updates_have_the_loss_scale_and_moments_do_not() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("factor", [0.0, 0.95])
-def test_finite_gradients_make_finite_updates(dtype: torch.dtype, factor: float) -> None:
+@pytest.mark.parametrize("predicted", [0.0, 0.9])
+def test_finite_gradients_make_finite_updates(dtype: torch.dtype, factor: float, predicted: float) -> None:
     limit = torch.finfo(dtype).max
-    method = replace(spardl(0.2), momentum=MuonMomentum(factor=factor))
+    method = replace(ONE_BIT if predicted else spardl(0.2), momentum=MuonMomentum(factor=factor, predicted=predicted))
     bench = Bench.build(method, 2, 40, dtype)
     for state in bench.states:
         state.moments.matrices = (Matrix(4, 5, 6),)
@@ -140,6 +141,8 @@ def test_finite_gradients_make_finite_updates(dtype: torch.dtype, factor: float)
         for state in bench.states:
             assert state.memory.isfinite().all()
             assert state.moments.variance.isfinite().all()
+            assert state.moments.velocity.isfinite().all()
+            assert state.last.isfinite().all()
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.95])

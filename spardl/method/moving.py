@@ -154,8 +154,8 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         for_handle: Whether to use the defaults of handles (``attach`` and others), which keep the learning rate of
             dense training suitable. For SGD, if ``TopK`` sends at most 10% of the entries and the method has a
             residual, the momentum factor then becomes at most 0.5 and updates are multiplied by a gain, unless
-            ``factor`` is set. Updates of Adam and Muon are multiplied by the measured factor, unless ``update_scale`` is
-            set. The trainer passes false, so that earlier runs stay reproducible.
+            ``factor`` is set. Updates of Adam and Muon are multiplied by the measured factor, unless ``update_scale``
+            is set. The trainer passes false, so that earlier runs stay reproducible.
 
     Returns:
         The method with the resolved momentum. For SGD, each worker applies SGD's momentum, or a smaller factor with a

@@ -194,10 +194,9 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     predicted = _first_decay(optimizers) if differs else 0.0
     if isinstance(residual, ErrorFeedback) and residual.decay is None and not predicted:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
-    chunked = isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density)
-    if chunked:
-        compressor = replace(compressor, scope="chunk")  # type: ignore[call-arg]
-    if chunked or predicted:
+    if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
+        compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
+    if predicted:
         limit = _BETA2_CHUNKED
     squares = min(rule.betas[1], limit) if beta2 is None else beta2
     default = "measured" if for_handle else "none"

@@ -640,7 +640,7 @@ def inherit(into: Averager, other: Averager) -> None:
         pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
         # Residual, velocity and variance: the first two scale with the loss, the variance is kept unscaled.
         # Without the last average, which a new handle lacks, the next difference must be a whole update.
-        velocities = moments and not into.method.momentum.predicted
+        velocities = moments and not (into.method.momentum.predicted and parameter in mine.matrices)
         kinds = ((both, factor), (velocities, factor), (moments, 1.0))
         for (vector, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
             if wanted and vector.shape == given.shape:

@@ -608,8 +608,12 @@ def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor,
 def _predicted(difference: Sum, share: float, state: MethodState) -> Tensor:
     """Adds a share of the last average to the average of differences; returns a copy of the new average."""
     assert isinstance(difference, Tensor)
-    state.last = difference.add(state.last, alpha=share) if state.last.numel() else difference.clone()
-    return state.last.clone()
+    average = difference.clone()
+    for matrix in state.moments.matrices if state.last.numel() else ():
+        own = slice(matrix.start, matrix.stop)
+        average[own].add_(state.last[own], alpha=share)
+    state.last = average.clone()
+    return average
 
 
 def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) -> Tensor:

@@ -120,7 +120,7 @@ class Moments:
 
     Attributes:
         velocity: Running mean of the gradients, times the loss scale, shape (n,); empty if the rule keeps none. If
-            differences are compressed, it holds the last updates.
+            differences are compressed, it holds the last updates of matrices.
         variance: Running mean of the squared gradients, without the loss scale, shape (n,); empty if the rule keeps
             none. For Muon's matrices, it holds running means of the gradients themselves, also without the loss scale.
         updates: Number of gradients that the variance has averaged.
@@ -156,8 +156,8 @@ class Momentum(ABC):
         masks: Whether the velocity is reset at sent entries.
         moved: Whether the rule is a local update: each worker computes the optimizer's update before compression. The
             optimizer itself then only applies averages, and gradient clipping limits each worker's own gradient.
-        predicted: Share of the last average that is added to the next one, because workers compress only the
-            difference; 0 if they compress whole vectors. Averages must be dense unless it is 0.
+        predicted: Share of the last average of ``Moments.matrices`` that is added to the next one, because workers
+            compress only the difference; 0 if they compress whole vectors. Averages must be dense unless it is 0.
     """
 
     name: ClassVar[str]

@@ -101,8 +101,7 @@ _RESIDUAL_DECAY = 0.98
 # Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
 # without a share of each chunk.
 _BETA2, _BETA2_CHUNKED = 0.95, 0.99
-# Share of the last average of updates of Muon that is added to the next one if differences of updates are sent, unless
-# AdamW has a decay rate of its first moment, whose role it takes.
+# Share of the last average of Muon's updates that is added to the next one if differences of updates are sent.
 _PREDICTED = 0.9
 # Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
 # part of the role of momentum, whose inertia would add to its delay.
@@ -162,8 +161,8 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         gain. For Adam, each worker keeps only the second moment: with the optimizer's beta2, but at most 0.99 if
         ``scope=auto`` means chunks, and at most 0.95 otherwise, unless ``beta2`` is set. The residual is multiplied by
         0.98 in each step, unless its decay is set. For Muon, each worker applies all of Muon to its matrices; scope and
-        residual decay are those for Adam. If all entries are sent as codes, Muon's updates become differences, and the
-        whole residual is kept.
+        residual decay are those for Adam. If all entries are sent as codes, Muon's updates become differences, AdamW
+        keeps its first moment, and the residual does not decay.
 
     Raises:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
@@ -188,28 +187,22 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} has no effect with {kinds}, because only SGD uses it; remove it")
     residual, compressor, limit = method.residual, method.compressor, _BETA2
-    # No entry waits if all are sent as codes. Muon's updates change slowly, so their differences need fewer bits. (With
-    # other optimizers, this was not tried.)
+    # No entry waits if all are sent as codes, so nothing takes the role of the first moment. Updates of matrices change
+    # slowly, so their differences need fewer bits. (With other optimizers than Muon, this was not tried.)
     differs = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
-    predicted = _first_decay(optimizers) if differs else 0.0
-    if isinstance(residual, ErrorFeedback) and residual.decay is None and not predicted:
+    if isinstance(residual, ErrorFeedback) and residual.decay is None and not differs:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
         compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
-    if predicted:
+    if differs:
         limit = _BETA2_CHUNKED
     squares = min(rule.betas[1], limit) if beta2 is None else beta2
     default = "measured" if for_handle else "none"
-    rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale or default)
-    if isinstance(rule, MuonMomentum):
-        rule = replace(rule, predicted=predicted)
+    betas = (rule.betas[0] if differs else 0.0, squares)
+    rule = replace(rule, betas=betas, update_scale=method.momentum.update_scale or default)
+    if isinstance(rule, MuonMomentum) and differs:
+        rule = replace(rule, predicted=_PREDICTED)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
-
-
-def _first_decay(optimizers: Sequence[torch.optim.Optimizer]) -> float:
-    """Returns the decay rate of the first moment of Adam or AdamW, or its default with Muon alone."""
-    rules = [rule_of(each) for each in optimizers]
-    return next((float(each.betas[0]) for each in rules if type(each) is AdamMomentum), _PREDICTED)
 
 
 def _resolve_sgd(method: Method, rule: Momentum, factor: float | None, *, for_handle: bool) -> Momentum:
@@ -350,8 +343,7 @@ def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
             f"this method compresses updates and supports Muon with AdamW or Adam, not {_kinds(optimizers)}; use one "
             f"of these, or {_ANY_OPTIMIZER}"
         )
-    # The first moment is dropped: the residual takes its role, as for Adam alone.
-    return replace(matrices[0], betas=(0.0, others[0].betas[1]), eps=others[0].eps)
+    return replace(matrices[0], betas=others[0].betas, eps=others[0].eps)
 
 
 def trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:

@@ -250,8 +250,9 @@ class GradientState:
                 group.states[local].moments.updates = before[0].states[local].moments.updates
         # Other groups have no last average, so the next difference must be a whole update.
         if before and self._method.momentum.predicted:
-            for vector in (each for own in self._velocities for each in own):
-                vector.zero_()
+            for moments in (state.moments for states in self.states for state in states):
+                for matrix in moments.matrices:
+                    moments.velocity[matrix.start : matrix.stop] = 0
 
     @property
     def _all(self) -> list[list[Tensor]]:

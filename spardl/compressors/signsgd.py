@@ -1,7 +1,8 @@
 """Scaled signs: one bit per entry, and the mean magnitude of each layer.
 
 Source: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019. With the
-local residual this is their EF-signSGD, without a residual their scaled signSGD.
+local residual this is their EF-signSGD, without a residual their scaled signSGD. ``onebit`` sums signs with errors kept
+on both sides, as the compressed all-reduce of 1-bit Adam (Tang et al., ICML 2021, arXiv 2102.02888).
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from spardl.vector.bits import ScaledCodes
 
 __all__ = ["METHODS", "SignSGD"]
 
-METHODS = (Combination("signsgd", compressor="signsgd", communicator="allgather_codes", residual="local"),)
+METHODS = (
+    Combination("signsgd", compressor="signsgd", communicator="allgather_codes", residual="local"),
+    Combination("onebit", compressor="signsgd", communicator="allreduce_codes", residual="local", momentum="auto"),
+)
 
 
 @dataclass(frozen=True)

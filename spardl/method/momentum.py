@@ -119,7 +119,8 @@ class Moments:
     With a GradScaler, gradients are multiplied by a loss scale: the velocity includes it, the variance does not.
 
     Attributes:
-        velocity: Running mean of the gradients, times the loss scale, shape (n,); empty if the rule keeps none.
+        velocity: Running mean of the gradients, times the loss scale, shape (n,); empty if the rule keeps none. If
+            differences are compressed, it holds the last updates of matrices.
         variance: Running mean of the squared gradients, without the loss scale, shape (n,); empty if the rule keeps
             none. For Muon's matrices, it holds running means of the gradients themselves, also without the loss scale.
         updates: Number of gradients that the variance has averaged.
@@ -155,12 +156,15 @@ class Momentum(ABC):
         masks: Whether the velocity is reset at sent entries.
         moved: Whether the rule is a local update: each worker computes the optimizer's update before compression. The
             optimizer itself then only applies averages, and gradient clipping limits each worker's own gradient.
+        predicted: Share of the last average of ``Moments.matrices`` that is added to the next one, because workers
+            compress only the difference; 0 if they compress whole vectors. Averages must be dense unless it is 0.
     """
 
     name: ClassVar[str]
     remembers: ClassVar[bool] = True
     masks: ClassVar[bool] = False
     moved: ClassVar[bool] = False
+    predicted: float = 0.0
 
     @property
     def decay(self) -> float:
@@ -256,8 +260,8 @@ class AutoMomentum(OptimizerMomentum):
     Args:
         beta2: Adam's beta2 on each worker, a share; ``None`` uses the optimizer's, but at most 0.99 if ``scope=auto``
             means chunks, and at most 0.95 otherwise.
-        update_scale: Factor of Adam's updates: ``none`` or ``measured``; see :class:`AdamMomentum`. ``None`` means
-            ``measured`` in handles (``attach`` and others) with Adam or AdamW but without Muon, otherwise ``none``.
+        update_scale: Factor of Adam's and Muon's updates: ``none`` or ``measured``; see :class:`AdamMomentum`. ``None``
+            means ``measured`` in handles (``attach`` and others), otherwise ``none``.
         factor: Momentum factor of SGD's updates (a share), at most the optimizer's; ``None`` uses the optimizer's, or a
             smaller one where ``resolve_momentum`` says so. With a smaller factor, updates are multiplied by a gain;
             see :class:`SgdMomentum`.

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
+from spardl.compressors.base import CodeCompressor
 from spardl.compressors.budget import Budget
 from spardl.method.method import Method
 from spardl.method.momentum import AdamMomentum, AutoMomentum, Momentum, OptimizerMomentum, SgdMomentum
@@ -100,6 +101,8 @@ _RESIDUAL_DECAY = 0.98
 # Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
 # without a share of each chunk.
 _BETA2, _BETA2_CHUNKED = 0.95, 0.99
+# Share of the last average of Muon's updates that is added to the next one if differences of updates are sent.
+_PREDICTED = 0.9
 # Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
 # part of the role of momentum, whose inertia would add to its delay.
 _SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
@@ -150,15 +153,16 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         for_handle: Whether to use the defaults of handles (``attach`` and others), which keep the learning rate of
             dense training suitable. For SGD, if ``TopK`` sends at most 10% of the entries and the method has a
             residual, the momentum factor then becomes at most 0.5 and updates are multiplied by a gain, unless
-            ``factor`` is set. Adam's updates are multiplied by the measured factor, unless ``update_scale`` is set. The
-            trainer passes false, so that earlier runs stay reproducible.
+            ``factor`` is set. Updates of Adam and Muon are multiplied by the measured factor, unless ``update_scale``
+            is set. The trainer passes false, so that earlier runs stay reproducible.
 
     Returns:
         The method with the resolved momentum. For SGD, each worker applies SGD's momentum, or a smaller factor with a
         gain. For Adam, each worker keeps only the second moment: with the optimizer's beta2, but at most 0.99 if
         ``scope=auto`` means chunks, and at most 0.95 otherwise, unless ``beta2`` is set. The residual is multiplied by
         0.98 in each step, unless its decay is set. For Muon, each worker applies all of Muon to its matrices; scope and
-        residual decay are those for Adam.
+        residual decay are those for Adam. If all entries are sent as codes, Muon's updates become differences, AdamW
+        keeps its first moment, and the residual does not decay.
 
     Raises:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
@@ -182,17 +186,24 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, for_handle=for_handle))
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} has no effect with {kinds}, because only SGD uses it; remove it")
-    residual = method.residual
+    residual, compressor, limit = method.residual, method.compressor, _BETA2
+    # No entry waits if all are sent as codes, so nothing takes the role of the first moment. Updates of matrices change
+    # slowly, so their differences need fewer bits. (With other optimizers than Muon, this was not tried.)
+    differs = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
     # A change that bfloat16 does not see yet may take hundreds of steps to become visible.
-    if isinstance(residual, ErrorFeedback) and residual.decay is None and not method.compressor.needs_weights:
+    lasts = differs or compressor.needs_weights
+    if isinstance(residual, ErrorFeedback) and residual.decay is None and not lasts:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
-    compressor, limit = method.compressor, _BETA2
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
         compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
+    if differs:
+        limit = _BETA2_CHUNKED
     squares = min(rule.betas[1], limit) if beta2 is None else beta2
-    # The factor was not tried with Muon's updates.
-    default = "measured" if for_handle and not isinstance(rule, MuonMomentum) else "none"
-    rule = replace(rule, betas=(0.0, squares), update_scale=method.momentum.update_scale or default)
+    default = "measured" if for_handle else "none"
+    betas = (rule.betas[0] if differs else 0.0, squares)
+    rule = replace(rule, betas=betas, update_scale=method.momentum.update_scale or default)
+    if isinstance(rule, MuonMomentum) and differs:
+        rule = replace(rule, predicted=_PREDICTED)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
 
@@ -256,7 +267,7 @@ def low_density_warning(method: Method) -> str | None:
         return None
     return (
         f"density={compressor.density:g} is low for Muon, whose updates have entries of similar sizes: training may "
-        'learn little more than a single worker; use density=0.1 with wire="int4"'
+        'learn little more than a single worker; use the method "onebit", or density=0.1 with wire="int4"'
     )
 
 
@@ -334,8 +345,7 @@ def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
             f"this method compresses updates and supports Muon with AdamW or Adam, not {_kinds(optimizers)}; use one "
             f"of these, or {_ANY_OPTIMIZER}"
         )
-    # The first moment is dropped: the residual takes its role, as for Adam alone.
-    return replace(matrices[0], betas=(0.0, others[0].betas[1]), eps=others[0].eps)
+    return replace(matrices[0], betas=others[0].betas, eps=others[0].eps)
 
 
 def trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
@@ -401,7 +411,7 @@ def muon_moments(state: Mapping[str, Any], like: Tensor) -> ConvertedMoments:
         like: Parameter of shape (a, b).
     """
     mean = state.get("momentum_buffer")
-    return ConvertedMoments(like.new_empty(0), (torch.zeros_like(like) if mean is None else mean).reshape(-1))
+    return ConvertedMoments(like.new_zeros(1), (torch.zeros_like(like) if mean is None else mean).reshape(-1))
 
 
 def convert_moments(
@@ -438,5 +448,6 @@ def convert_moments(
     first, second = (
         (1 - mine**updates) / (1 - theirs**steps) for mine, theirs in zip(momentum.betas, group["betas"], strict=True)
     )
-    velocity = state["exp_avg"].reshape(-1) * first if momentum.betas[0] else empty
+    # A single zero is a velocity of any length.
+    velocity = state["exp_avg"].reshape(-1) * first if momentum.betas[0] else like.new_zeros(1)
     return ConvertedMoments(velocity, state["exp_avg_sq"].reshape(-1) * second)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -67,7 +67,7 @@ class MuonMomentum(AdamMomentum):
     its momentum stays.
 
     Args:
-        betas: Decay rates of Adam's moments, shares; the first must be 0.
+        betas: Decay rates of Adam's moments, shares; 0 for the first rate keeps no first moment.
         eps: Constant added to the root of Adam's second moment.
         update_scale: Factor that multiplies all updates: ``none`` or ``measured``; see :class:`AdamMomentum`.
         factor: Share of a matrix's momentum that remains in the next step.
@@ -75,6 +75,8 @@ class MuonMomentum(AdamMomentum):
         coefficients: Coefficients of x, x^3 and x^5 in the polynomial of the Newton-Schulz iteration.
         steps: Number of Newton-Schulz iterations.
         least_norm: Lower bound of the norm (a factor) that a matrix is divided by.
+        predicted: Share p of the last average of a matrix that is added to the next one. If it is not 0, workers
+            compress the update of a matrix minus p times the last one.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -94,13 +96,14 @@ class MuonMomentum(AdamMomentum):
     coefficients: Sequence[float] = (3.4445, -4.7750, 2.0315)
     steps: int = 5
     least_norm: float = 1e-7
+    predicted: float = 0.0
 
     name = "muon"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.betas[0]:
-            raise ConfigError(f"momentum.betas of Muon must begin with 0, got {self.betas!r}")
+        if not is_number(float, self.predicted) or not 0 <= self.predicted < 1:
+            raise ConfigError(f"momentum.predicted must be at least 0 and below 1, got {self.predicted!r}")
         if not is_number(float, self.factor) or not 0 <= self.factor < 1:
             raise ConfigError(f"momentum.factor must be at least 0 and below 1, got {self.factor!r}")
         check_bool("momentum.nesterov", self.nesterov)
@@ -114,13 +117,34 @@ class MuonMomentum(AdamMomentum):
             raise ConfigError(f"momentum.least_norm must be a number above 0, got {self.least_norm!r}")
         object.__setattr__(self, "coefficients", tuple(float(each) for each in values))
 
+    def init_moments(self, like: Tensor) -> Moments:
+        """Returns moments of zeros; the velocity holds the last updates of matrices if differences are compressed."""
+        moments = super().init_moments(like)
+        return replace(moments, velocity=torch.zeros_like(like)) if self.predicted else moments
+
+    def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
+        """Returns the updates times the measured factor, or for matrices their differences."""
+        update = super().apply(gradient, moments)
+        if not self.predicted:
+            return update
+        # So that no infinity stays in the velocity, and no difference overflows.
+        limit = torch.finfo(update.dtype).max / 2
+        update.clamp_(-limit, limit)
+        for matrix in moments.matrices:
+            own = slice(matrix.start, matrix.stop)
+            last = update[own].clone()
+            update[own].sub_(moments.velocity[own], alpha=self.predicted)
+            moments.velocity[own] = last
+        return update
+
     def _update(self, gradient: Tensor, wide: Tensor, moments: Moments) -> Tensor:
         update, place = torch.empty_like(wide), 0
         for matrix in (*moments.matrices, Matrix(len(gradient), 0, 0)):
             # Adam's parameters between the last matrix and this one.
             if place < matrix.start:
                 own = slice(place, matrix.start)
-                part = Moments(moments.velocity, moments.variance[own], moments.updates)
+                velocity = moments.velocity[own] if self.betas[0] else moments.velocity
+                part = Moments(velocity, moments.variance[own], moments.updates)
                 update[own] = super()._update(gradient[own], wide[own], part)
             if place < matrix.stop:
                 own = slice(matrix.start, matrix.stop)

@@ -24,6 +24,7 @@ MethodName: TypeAlias = Literal[
     "oktopk_bert",
     "oktopk_lstm",
     "oktopk_vgg",
+    "onebit",
     "powersgd",
     "qsgd",
     "quantized",

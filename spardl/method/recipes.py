@@ -166,10 +166,9 @@ class Recipe:
             beta2: Adam's beta2 (share of the running mean of squared gradients that remains in the next step) on each
                 worker, if ``optimizer=`` is Adam or AdamW. ``None`` uses the optimizer's, but at most 0.99 if
                 ``scope=auto`` means chunks, and at most 0.95 otherwise.
-            update_scale: Whether to multiply each worker's update by a factor if ``optimizer=`` is Adam or AdamW:
+            update_scale: Whether to multiply each worker's update by a factor if ``optimizer=`` is Adam, AdamW or Muon:
                 ``none`` does not; ``measured`` does, so that the learning rate of dense training is suitable (see
-                :class:`AdamMomentum`). ``None`` means ``measured`` in handles (``attach`` and others), but ``none``
-                with Muon.
+                :class:`AdamMomentum`). ``None`` means ``measured`` in handles (``attach`` and others).
             recipe: ``recommended`` (the library's default), or ``published``: as in the paper, with momentum in the
                 optimizer, after averaging.
             options: Options of the compressor and the communicator, such as ``density`` and ``teams``; an option that

@@ -16,10 +16,11 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
-from spardl.communicators import SparDL
-from spardl.compressors import TopK
+from spardl.basics.errors import ConfigError
+from spardl.communicators import AllReduceCodes, SparDL
+from spardl.compressors import Quantized, TopK
 from spardl.hooks.choosing import choose_method
-from spardl.method import AutoMomentum, GlobalResidual
+from spardl.method import AutoMomentum, GlobalResidual, LocalResidual
 from spardl.method.moving import low_density_warning, resolve_momentum
 from tests.hooks.loops import weights
 from tests.hooks.refused import refusals
@@ -33,6 +34,8 @@ DECAY = 0.98
 # A residual without decay would be the same: nothing waits.
 WHOLE = spardl.Method(TopK(1.0), SparDL(), GlobalResidual(DECAY), AutoMomentum(beta2=BETAS[1]))
 WHOLE_MUON = spardl.Method(TopK(1.0), SparDL(), GlobalResidual(), AutoMomentum())
+# Blocks of one entry are exact codes, with which AdamW keeps its first moment.
+CODES = spardl.Method(Quantized(block=1), AllReduceCodes(), LocalResidual(), AutoMomentum(beta2=BETAS[1]))
 PART = spardl.Method(TopK(0.2), SparDL(), GlobalResidual(), AutoMomentum())
 Optimizers = list[torch.optim.Optimizer]
 
@@ -59,13 +62,13 @@ def others(model: nn.Module) -> list[nn.Parameter]:
     return [each for each in model.parameters() if each not in own]
 
 
-def muon_and_adamw(model: nn.Module) -> Optimizers:
+def muon_and_adamw(model: nn.Module, beta1: float = BETAS[0]) -> Optimizers:
     """In groups with different learning rates and decays."""
     first, *rest = hidden(model)
     groups = [{"params": [first], "lr": 0.02, "weight_decay": 0.0}, {"params": rest, "adjust_lr_fn": "match_rms_adamw"}]
     return [
         torch.optim.Muon(groups, lr=0.05, weight_decay=0.1),
-        torch.optim.AdamW(others(model), lr=0.01, betas=BETAS, eps=1e-4, weight_decay=0.1),
+        torch.optim.AdamW(others(model), lr=0.01, betas=(beta1, BETAS[1]), eps=1e-4, weight_decay=0.1),
     ]
 
 
@@ -78,10 +81,11 @@ class Loop:
         method: Any = WHOLE,
         bucket_cap_mb: float = 25,
         views: bool = False,
+        first: float = BETAS[0],
         **options: Any,
     ) -> None:
         self.model = Model()
-        self.optimizers = muon_and_adamw(self.model)
+        self.optimizers = muon_and_adamw(self.model, first)
         self.rates = [torch.optim.lr_scheduler.StepLR(each, 3, 0.5) for each in self.optimizers]
         self.called: nn.Module = self.model
         if handle_of is not alone:
@@ -145,12 +149,19 @@ def test_workers_with_equal_gradients_equal_torch(method: Any) -> None:
         torch.testing.assert_close(found, plain, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [(None, {"first": 0.9}), ("spardl", {"density": 0.2, "wire": "int4"})],
+    ids=["default", "spardl"],
+)
 @pytest.mark.parametrize("way", HANDLES)
-def test_replicas_are_equal_and_resume_is_exact(way: Callable[..., Any]) -> None:
+def test_replicas_are_equal_and_resume_is_exact(
+    way: Callable[..., Any], method: str | None, options: dict[str, Any]
+) -> None:
     """With torch.save on each rank, in groups that mix parameters of both optimizers."""
 
     def work(cluster: object) -> list[Tensor]:
-        whole, first, resumed = (Loop(way, "spardl", density=0.2, wire="int4") for _ in range(3))
+        whole, first, resumed = (Loop(way, method, **options) for _ in range(3))
         file = io.BytesIO()
         first.run(range(3))
         torch.save([each.state_dict() for each in first.parts], file)
@@ -277,6 +288,15 @@ def test_default_density_and_bits_suit_muon(options: dict[str, Any], density: fl
     assert choose_method("spardl", {}, optimizer=torch.optim.AdamW(others(model))).compressor.density == 0.01
 
 
+def test_the_default_method_with_muon_sends_signs() -> None:
+    model = Model()
+    for optimizer in (muon_and_adamw(model), torch.optim.Muon(hidden(model))):
+        assert choose_method(None, {}, optimizer=optimizer) == spardl.make_method("onebit")
+    assert choose_method(None, {}, optimizer=torch.optim.AdamW(others(model))) == choose_method("spardl", {})
+    with pytest.raises(ConfigError, match="the default method is 'onebit', which has no option density; remove it, or"):
+        choose_method(None, {"density": 0.2}, optimizer=muon_and_adamw(model))
+
+
 @pytest.mark.parametrize(
     ("density", "optimizers", "warns"),
     [(0.01, muon_and_adamw, True), (0.1, muon_and_adamw, False), (0.01, lambda model: muon_and_adamw(model)[1], False)],
@@ -290,13 +310,15 @@ def test_low_density_of_muon_is_named(density: float, optimizers: Callable[..., 
 
 
 @pytest.mark.slow
-def test_trained_optimizers_are_taken_over() -> None:
+@pytest.mark.parametrize(
+    ("method", "first"), [(WHOLE, 0.0), (CODES, 0.0), (CODES, 0.9)], ids=["whole", "codes", "differences"]
+)
+def test_trained_optimizers_are_taken_over(method: spardl.Method, first: float) -> None:
     def work(cluster: object) -> bool:
-        loop = Loop(None)
+        loop, plain = Loop(None, first=first), Loop(None, first=first)
         loop.run(range(3))
-        plain = Loop(None)
         plain.run(range(6))
-        loop.handle = spardl.attach(loop.called, WHOLE, optimizer=loop.optimizers[::-1])  # type: ignore[arg-type]
+        loop.handle = spardl.attach(loop.called, method, optimizer=loop.optimizers[::-1])  # type: ignore[arg-type]
         continued = loop.run(range(3, 6))
         assert not any(each.state for each in loop.optimizers)
         return torch.allclose(continued, weights(plain.model), rtol=1e-3, atol=1e-4)

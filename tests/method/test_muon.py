@@ -12,17 +12,20 @@ import torch
 from torch import Tensor, nn
 
 from spardl.basics.errors import ConfigError
-from spardl.communicators import Dense
-from spardl.compressors import NoCompression, TopK
-from spardl.method import AdamMomentum, AutoMomentum, GlobalResidual, Method, NoResidual
+from spardl.communicators import AllReduceCodes, Dense
+from spardl.compressors import NoCompression, Quantized, TopK
+from spardl.method import AdamMomentum, AutoMomentum, GlobalResidual, LocalResidual, Method, NoResidual
 from spardl.method.momentum import Matrix, Moments
 from spardl.method.moving import joint_rule, matrices_of, optimizers_of, resolve_momentum, step_size
 from spardl.method.muon import MuonMomentum, entry_size, orthogonalize
+from spardl.method.recipes import make_method
+from spardl.protocol.programs import clone_data
 from tests.support.harness import Bench, same_bits, spardl, to_dense
 
 pytestmark = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch.optim.Muon exists since torch 2.9")
 
 AUTO = replace(spardl(0.1), momentum=AutoMomentum())
+ONE_BIT = make_method("onebit")
 RATIOS = (None, "original", "match_rms_adamw", "spectral_unclamped")
 
 
@@ -95,15 +98,18 @@ def test_orthogonalized_zeros_are_zeros_and_inputs_stay() -> None:
 @hypothesis.given(
     shapes=st.lists(st.tuples(st.booleans(), st.integers(1, 6), st.integers(1, 6)), min_size=1, max_size=6),
     seed=st.integers(0, 2**31),
+    first=st.sampled_from([0.0, 0.9]),
 )
 @hypothesis.settings(max_examples=40, deadline=None)
-def test_each_parameter_gets_the_update_of_its_rule(shapes: list[tuple[bool, int, int]], seed: int) -> None:
+def test_each_parameter_gets_the_update_of_its_rule(
+    shapes: list[tuple[bool, int, int]], seed: int, first: float
+) -> None:
     generator = torch.Generator().manual_seed(seed)
     starts = [sum(rows * columns for _, rows, columns in shapes[:end]) for end in range(len(shapes) + 1)]
     places = [Matrix(start, rows, columns) for start, (_, rows, columns) in zip(starts, shapes, strict=False)]
     own = tuple(each for each, (owned, _, _) in zip(places, shapes, strict=True) if owned)
     gradients = [torch.randn(starts[-1], generator=generator) for _ in range(3)]
-    rule, adam = MuonMomentum(betas=(0.0, 0.9)), AdamMomentum(betas=(0.0, 0.9))
+    rule, adam = MuonMomentum(betas=(first, 0.9)), AdamMomentum(betas=(first, 0.9))
     found = updates(rule, gradients, own)[-1]
     moments = adam.init_moments(gradients[0])
     others = [adam.apply(each, moments) for each in gradients][-1]
@@ -125,9 +131,10 @@ def test_updates_have_the_loss_scale_and_moments_do_not() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("factor", [0.0, 0.95])
-def test_finite_gradients_make_finite_updates(dtype: torch.dtype, factor: float) -> None:
+@pytest.mark.parametrize("predicted", [0.0, 0.9])
+def test_finite_gradients_make_finite_updates(dtype: torch.dtype, factor: float, predicted: float) -> None:
     limit = torch.finfo(dtype).max
-    method = replace(spardl(0.2), momentum=MuonMomentum(factor=factor))
+    method = replace(ONE_BIT if predicted else spardl(0.2), momentum=MuonMomentum(factor=factor, predicted=predicted))
     bench = Bench.build(method, 2, 40, dtype)
     for state in bench.states:
         state.moments.matrices = (Matrix(4, 5, 6),)
@@ -137,6 +144,8 @@ def test_finite_gradients_make_finite_updates(dtype: torch.dtype, factor: float)
         for state in bench.states:
             assert state.memory.isfinite().all()
             assert state.moments.variance.isfinite().all()
+            assert state.moments.velocity.isfinite().all()
+            assert state.last.isfinite().all()
 
 
 @pytest.mark.parametrize("factor", [0.0, 0.95])
@@ -182,6 +191,55 @@ def test_recommended_form_for_muon_and_adamw() -> None:
     assert found.residual == GlobalResidual(0.98)
     assert found.compressor == TopK(0.1, scope="chunk")
     assert isinstance(resolve_momentum(AUTO, muon()).momentum, MuonMomentum)
+
+
+def test_methods_that_send_every_entry_send_differences_with_muon() -> None:
+    found = resolve_momentum(ONE_BIT, [muon(), adamw()], for_handle=True)
+    assert found.momentum == MuonMomentum((0.9, 0.99), update_scale="measured", predicted=0.9)
+    assert found.residual == LocalResidual()
+    assert resolve_momentum(ONE_BIT, adamw()).momentum == AdamMomentum((0.0, 0.95))
+
+
+def test_sums_of_differences_are_updates_of_matrices() -> None:
+    """Other parameters have no differences."""
+    places, generator = (Matrix(2, 2, 3),), torch.Generator().manual_seed(4)
+    gradients = [torch.randn(9, generator=generator) for _ in range(6)]
+    rule = MuonMomentum((0.5, 0.9))
+    total = torch.zeros(9)
+    differences = updates(replace(rule, predicted=0.8), gradients, places, 4.0)
+    for update, difference in zip(updates(rule, gradients, places, 4.0), differences, strict=True):
+        total[:2] = total[8:] = 0
+        total[2:8] *= 0.8
+        total += difference
+        torch.testing.assert_close(total, update)
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_averages_of_differences_are_averages_of_updates(workers: int) -> None:
+    """With codes that are exact; also after the state was saved, and while the loss scale changes."""
+    plain, coded = (
+        Bench.build(
+            Method(Quantized(block=1), AllReduceCodes(), LocalResidual(), MuonMomentum(predicted=each)), workers, 9
+        )
+        for each in (0.0, 0.9)
+    )
+    for each in (*plain.states, *coded.states):
+        each.moments.matrices = (Matrix(0, 3, 3),)
+    generator = torch.Generator().manual_seed(5)
+    for step in range(6):
+        gradients = [torch.randn(9, generator=generator, dtype=torch.float64) for _ in range(workers)]
+        scale = 1.0 if step < 4 else 8.0
+        for bench in (plain, coded):
+            for state in bench.states:
+                state.moments.scale = scale
+                if step == 4:
+                    state.change(scale)
+                if step == 3:
+                    saved = clone_data(state.state_dict())
+                    state.last = torch.empty(0)
+                    state.load_state_dict(saved)
+        expected, found = (to_dense(bench.step([each * scale for each in gradients])[0]) for bench in (plain, coded))
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_several_optimizers_of_one_kind_share_a_rule() -> None:
@@ -256,7 +314,14 @@ def test_options_without_effect_are_refused(given: dict[str, float], words: str)
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("betas", (0.9, 0.9)), ("factor", 1.0), ("coefficients", (1.0,)), ("steps", -1), ("least_norm", 0.0)],
+    [
+        ("betas", (1.0, 0.9)),
+        ("factor", 1.0),
+        ("coefficients", (1.0,)),
+        ("steps", -1),
+        ("least_norm", 0.0),
+        ("predicted", 1.0),
+    ],
 )
 def test_invalid_values(field: str, value: object) -> None:
     with pytest.raises(ConfigError, match=f"momentum.{field} "):

@@ -101,13 +101,16 @@ def test_few_rounds_take_no_negative_time(doctor: Doctor, monkeypatch: pytest.Mo
 
 def _fitted(cluster: ProcessGroupCluster) -> Network:
     slow = ProcessGroupCluster(throttle=Network(alpha=5e-3, gbit=0.2))
-    found: Network = links.fit(slow, speed=1.0)
+    found: Network = links.fit(slow, speed=25e6)
     return found
 
 
 @pytest.mark.slow
-def test_alpha_and_beta_of_a_known_network(doctor: Doctor) -> None:
+def test_alpha_and_beta_of_a_known_network(doctor: Doctor, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a throttle makes of this machine is known, but for what cores do on top."""
+    # Of more and longer messages than in the other tests, a busy core disturbs a smaller part.
+    for name, value in (("_SHORT_PROBES", 50), ("_LONG_PROBES", 24), ("_LONGEST", 1 << 20)):
+        monkeypatch.setattr(links, name, value)
 
     def measured() -> Network:
         one, other = run_workers(2, _fitted)
@@ -115,4 +118,8 @@ def test_alpha_and_beta_of_a_known_network(doctor: Doctor) -> None:
         found: Network = one
         return found
 
-    undisturbed(measured, lambda found: 5e-3 <= found.alpha <= 10e-3 and found.gbit == pytest.approx(0.2, rel=0.1))
+    undisturbed(
+        measured,
+        lambda found: 5e-3 <= found.alpha <= 10e-3 and found.gbit == pytest.approx(0.2, rel=0.1),
+        times=20,
+    )

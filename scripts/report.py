@@ -101,16 +101,15 @@ def settings(comparison: Comparison) -> Table | None:
     return Table(f"What differs: {comparison.title}", ("setting", *names), rows) if rows else None
 
 
-def without_result(folders: Sequence[Unfinished]) -> Table:
-    """Folders without a finished run, and why."""
-    rows = [Row(str(folder), [Cell(state, bad=True)], ()) for folder, state in folders]
-    return Table("Folders without a finished run", ("folder", "state"), rows)
-
-
-def warnings(runs: Sequence[Finished]) -> Table | None:
-    """Caveats of the runs; ``None`` without caveats."""
-    rows = [Row(words, [Cell(", ".join(folders))], ()) for words, folders in caveats(runs).items()]
-    return Table("Caveats", ("caveat", RUNS), rows) if rows else None
+def remarks(finished: Sequence[Finished], others: Sequence[Unfinished]) -> list[Table]:
+    """Caveats of the runs, and folders without a finished run with the reason, if there are any."""
+    warned = [Row(words, [Cell(", ".join(folders))], ()) for words, folders in caveats(finished).items()]
+    missing = [Row(str(folder), [Cell(state, bad=True)], ()) for folder, state in others]
+    tables = [
+        Table("Caveats", ("caveat", RUNS), warned),
+        Table("Folders without a finished run", ("folder", "state"), missing),
+    ]
+    return [table for table in tables if table.rows]
 
 
 def basis(runs: Sequence[Finished]) -> Basis:
@@ -195,25 +194,13 @@ def write_page(
 ) -> None:
     """Writes the page."""
     sections = [section(number, comparison) for number, comparison in enumerate(comparisons, 1)]
-    warned = warnings(finished)
-    if warned:
-        body = page.table(warned, "caveats-table", BARE, lambda row: ())
-        sections.append(page.Section("caveats", "", "Caveats", "", 0, body))
-    if others:
-        body = page.table(without_result(others), "others-table", BARE, lambda row: ())
-        sections.append(page.Section("others", "", "Folders without a finished run", "", len(others), body))
+    for number, remark in enumerate(remarks(finished, others), 1):
+        body = page.table(remark, f"remark-{number}-table", BARE, lambda row: ())
+        marks = sum(cell.bad for row in remark.rows for cell in row.cells)
+        sections.append(page.Section(f"remark-{number}", "", remark.title, "", marks, body))
     lead = f"Finished runs: {len(finished)}; folders without one: {len(others)}. Mean ± half of {INTERVAL} over seeds."
     facts = {"Command": shlex.join(["python", "scripts/report.py", *sys.argv[1:]]), **page.here()}
     write_atomically(path, page.page("Comparison of runs", lead, facts, sections).encode())
-
-
-def printed(
-    comparisons: Sequence[Comparison], finished: Sequence[Finished], others: Sequence[Unfinished]
-) -> list[Table]:
-    """Returns all tables in the order in which they are printed."""
-    found = [table for comparison in comparisons for table in (results(comparison), settings(comparison)) if table]
-    warned = warnings(finished)
-    return [*found, *([warned] if warned else []), *([without_result(others)] if others else [])]
 
 
 def main() -> int:
@@ -228,7 +215,9 @@ def main() -> int:
     with choices.composing():
         finished, others = collect(arguments.folders)
     comparisons = compare(finished)
-    print("\n".join(f"{table.title}\n\n{markdown(table)}" for table in printed(comparisons, finished, others)))
+    found = [table for each in comparisons for table in (results(each), settings(each)) if table]
+    found += remarks(finished, others)
+    print("\n".join(f"{table.title}\n\n{markdown(table)}" for table in found))
     if not finished:
         return no_finished_run()
 

@@ -154,9 +154,7 @@ def test_workers_with_equal_gradients_equal_torch(method: Any) -> None:
     ids=["onebit", "spardl"],
 )
 @pytest.mark.parametrize("way", HANDLES)
-def test_replicas_are_equal_and_resume_is_exact(
-    way: Callable[..., Any], method: str, options: dict[str, Any]
-) -> None:
+def test_replicas_are_equal_and_resume_is_exact(way: Callable[..., Any], method: str, options: dict[str, Any]) -> None:
     """With torch.save on each rank, in groups that mix parameters of both optimizers."""
 
     def work(cluster: object) -> list[Tensor]:

@@ -184,8 +184,8 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} has no effect with {kinds}, because only SGD uses it; remove it")
     residual, compressor, limit = method.residual, method.compressor, _BETA2
-    # No entry waits if all are sent as codes, so nothing takes the role of the first moment. (With other optimizers, this
-    # was not tried.)
+    # No entry waits if all are sent as codes, so nothing takes the role of the first moment. (With other optimizers,
+    # this was not tried.)
     whole = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
     if isinstance(residual, ErrorFeedback) and residual.decay is None:
         residual = replace(residual, decay=_RESIDUAL_DECAY)

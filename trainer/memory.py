@@ -69,14 +69,13 @@ class Need:
         # State is proportional to the number of parameters, so a short probe suffices.
         kept = method.init_state(Layout.flat(_PROBE), dtype)
         moments = kept.moments.velocity.nbytes + kept.moments.variance.nbytes
-        last = kept.memory.nbytes if method.momentum.predicted else 0
         size = dtype.itemsize
         sets, optimizers = (2 + workers, workers) if alone else (1, 1)
         return Need(
             (sets * length + workers * buffers) * size,
             length * size,
             0 if method.momentum.moved else optimizers * round(length * size * _moments(optimizer, dtype)),
-            round(length * (kept.memory.nbytes + moments + last) / _PROBE * workers),
+            round(length * (kept.memory.nbytes + moments) / _PROBE * workers),
         )
 
 

@@ -607,8 +607,7 @@ class StepUndo:
         carried = averager.engine.gradient_state
         if self._snapshot is not None:
             self._snapshot.restore(carried, averager.engine.scale)
-        # An average of differences stays the prediction of the next one, even if it is not applied.
-        elif carried.remembers and not averager.method.momentum.predicted:
+        elif carried.remembers:
             # Sent entries are lost on each worker, but the sum of all residuals is restored.
             for group, average in zip(carried.groups, averager.gradient.vectors, strict=True):
                 group.states[0].change(more=average)
@@ -639,9 +638,7 @@ def inherit(into: Averager, other: Averager) -> None:
     for number, parameter in enumerate(into.gradient.parameters):
         pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
         # Residual, velocity and variance: the first two scale with the loss, the variance is kept unscaled.
-        # Without the last average, which a new handle lacks, the next difference must be a whole update.
-        velocities = moments and not (into.method.momentum.predicted and parameter in mine.matrices)
-        kinds = ((both, factor), (velocities, factor), (moments, 1.0))
+        kinds = ((both, factor), (moments, factor), (moments, 1.0))
         for (vector, given), (wanted, multiple) in zip(pairs, kinds, strict=True):
             if wanted and vector.shape == given.shape:
                 vector.copy_(given * multiple)

@@ -69,8 +69,6 @@ class MethodState:
         conditions: Bool tensors of shape () on a GPU: whether all values of this step have been finite so far; not
             saved.
         late: Earlier ``conditions`` that the host has not read yet; not saved.
-        last: Last average, shape (n,), equal on all workers, if the momentum adds a share of it to the next one;
-            otherwise empty.
         weights: Weights of any shape that the averages change, equal on all workers, one tensor for each of ``layout``;
             empty if averages are not changes of weights. Not saved.
         step_sizes: Function that returns, for each tensor of ``layout``, the learning rate with which the optimizer
@@ -90,7 +88,6 @@ class MethodState:
     bound: Bound = field(default_factory=Bound)
     conditions: list[Tensor] = field(default_factory=list)
     late: LateConditions = field(default_factory=LateConditions)
-    last: Tensor = field(default_factory=lambda: torch.empty(0))
     weights: Sequence[Tensor] = ()
     step_sizes: Callable[[], Sequence[float]] | None = None
 
@@ -146,7 +143,6 @@ class MethodState:
         if factor != 1:
             self.memory.mul_(factor)
             self.moments.velocity.mul_(factor)
-            self.last = clip_overflow(self.last * factor)
             self.compression.rescale(factor)
             self.communication.rescale(factor)
         found = [self.bound.look(self.memory), self.moments.bound.look(self.moments.velocity)]
@@ -164,7 +160,6 @@ class MethodState:
             **(more if self.moments.variance.numel() else {}),
             **({"spread": self.moments.spread.state_dict()} if self.moments.spread.common else {}),
             **({"matrices": list(map(list, self.moments.matrices))} if self.moments.matrices else {}),
-            **({"last": self.last} if self.last.numel() else {}),
             "compression": self.compression.state_dict(),
             "communication": self.communication.state_dict(),
             "step": self.step,
@@ -189,10 +184,7 @@ class MethodState:
             KeyError: If a value is missing.
             ValueError: If a value has another type, or a tensor has another length.
         """
-        pairs = self._vectors(values)
-        if (last := values.get("last")) is not None:
-            pairs["last"] = (self.memory, last)
-        for name, (mine, saved) in pairs.items():
+        for name, (mine, saved) in self._vectors(values).items():
             if not isinstance(saved, Tensor) or not saved.is_floating_point() or saved.layout is not torch.strided:
                 raise ValueError(f"{name} must be {describe(mine)}, got {describe(saved)}")
             if saved.shape != mine.shape:
@@ -228,16 +220,11 @@ class MethodState:
             mine.copy_(saved)
         self.moments.updates = values.get("updates", 0)
         self.moments.spread, self.moments.sample = Spread(**values.get("spread", {})), None
-        self._set_last(values)
         self.compression.load_state_dict(values["compression"])
         self.communication.load_state_dict(values["communication"])
         self.step = values["step"]
         self.refused = values["refused"]
         self._reset_bounds()
-
-    def _set_last(self, values: Mapping[str, Any]) -> None:
-        # A copy, since saved values may share memory with the state of another worker.
-        self.last = values.get("last", self.memory[:0]).to(self.memory, copy=True)
 
     def _reset_bounds(self) -> None:
         self.bound, self.moments.bound, self.refused_last = Bound(), Bound(), 0
@@ -264,7 +251,6 @@ class MethodState:
             self.moments.variance.copy_(own["variance"])
             self.moments.updates = own["updates"]
         self.moments.spread, self.moments.sample = Spread(**parts[0].get("spread", {})).resized(worker.size), None
-        self._set_last(parts[0])
         self.step = parts[0]["step"]
         self._reset_bounds()
         self.refused = sum(
@@ -548,8 +534,6 @@ class Method:
         state.overflowed = False
         warm = state.step < self.warmup.steps
         average = yield from (self._run_dense(worker, state) if warm else self._run(worker, state, into))
-        if self.momentum.predicted:
-            average = _predicted(average, self.momentum.predicted, state)
         if state.conditions:
             state.send_conditions(None)
         state.step += 1
@@ -617,17 +601,6 @@ def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor,
     # As in ``Bound``: below the largest number, which marks a sum over workers that was clipped.
     most = limits.max * (1 - limits.eps)
     memory.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
-
-
-def _predicted(difference: Sum, share: float, state: MethodState) -> Tensor:
-    """Adds a share of the last average to the average of differences; returns a copy of the new average."""
-    assert isinstance(difference, Tensor)
-    average = difference.clone()
-    for matrix in state.moments.matrices if state.last.numel() else ():
-        own = slice(matrix.start, matrix.stop)
-        average[own].add_(state.last[own], alpha=share)
-    state.last = average.clone()
-    return average
 
 
 def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) -> Tensor:

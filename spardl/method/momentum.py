@@ -119,8 +119,7 @@ class Moments:
     With a GradScaler, gradients are multiplied by a loss scale: the velocity includes it, the variance does not.
 
     Attributes:
-        velocity: Running mean of the gradients, times the loss scale, shape (n,); empty if the rule keeps none. If
-            differences are compressed, it holds the last updates of matrices.
+        velocity: Running mean of the gradients, times the loss scale, shape (n,); empty if the rule keeps none.
         variance: Running mean of the squared gradients, without the loss scale, shape (n,); empty if the rule keeps
             none. For Muon's matrices, it holds running means of the gradients themselves, also without the loss scale.
         updates: Number of gradients that the variance has averaged.
@@ -156,15 +155,12 @@ class Momentum(ABC):
         masks: Whether the velocity is reset at sent entries.
         moved: Whether the rule is a local update: each worker computes the optimizer's update before compression. The
             optimizer itself then only applies averages, and gradient clipping limits each worker's own gradient.
-        predicted: Share of the last average of ``Moments.matrices`` that is added to the next one, because workers
-            compress only the difference; 0 if they compress whole vectors. Averages must be dense unless it is 0.
     """
 
     name: ClassVar[str]
     remembers: ClassVar[bool] = True
     masks: ClassVar[bool] = False
     moved: ClassVar[bool] = False
-    predicted: float = 0.0
 
     @property
     def decay(self) -> float:

@@ -101,8 +101,6 @@ _RESIDUAL_DECAY = 0.98
 # Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
 # without a share of each chunk.
 _BETA2, _BETA2_CHUNKED = 0.95, 0.99
-# Share of the last average of Muon's updates that is added to the next one if differences of updates are sent.
-_PREDICTED = 0.9
 # Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
 # part of the role of momentum, whose inertia would add to its delay.
 _SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
@@ -161,8 +159,7 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
         gain. For Adam, each worker keeps only the second moment: with the optimizer's beta2, but at most 0.99 if
         ``scope=auto`` means chunks, and at most 0.95 otherwise, unless ``beta2`` is set. The residual is multiplied by
         0.98 in each step, unless its decay is set. For Muon, each worker applies all of Muon to its matrices; scope and
-        residual decay are those for Adam. If all entries are sent as codes, Muon's updates become differences, AdamW
-        keeps its first moment, and the residual does not decay.
+        residual decay are those for Adam. If all entries are sent as codes, AdamW keeps its first moment.
 
     Raises:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
@@ -187,23 +184,20 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} has no effect with {kinds}, because only SGD uses it; remove it")
     residual, compressor, limit = method.residual, method.compressor, _BETA2
-    # No entry waits if all are sent as codes, so nothing takes the role of the first moment. Updates of matrices change
-    # slowly, so their differences need fewer bits. (With other optimizers than Muon, this was not tried.)
-    differs = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
+    # No entry waits if all are sent as codes, so nothing takes the role of the first moment. (With other optimizers,
+    # this was not tried.)
+    whole = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
     # A change that bfloat16 does not see yet may take hundreds of steps to become visible.
-    lasts = differs or compressor.needs_weights
-    if isinstance(residual, ErrorFeedback) and residual.decay is None and not lasts:
+    if isinstance(residual, ErrorFeedback) and residual.decay is None and not compressor.needs_weights:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
         compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
-    if differs:
+    if whole:
         limit = _BETA2_CHUNKED
     squares = min(rule.betas[1], limit) if beta2 is None else beta2
     default = "measured" if for_handle else "none"
-    betas = (rule.betas[0] if differs else 0.0, squares)
+    betas = (rule.betas[0] if whole else 0.0, squares)
     rule = replace(rule, betas=betas, update_scale=method.momentum.update_scale or default)
-    if isinstance(rule, MuonMomentum) and differs:
-        rule = replace(rule, predicted=_PREDICTED)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
 
@@ -267,7 +261,7 @@ def low_density_warning(method: Method) -> str | None:
         return None
     return (
         f"density={compressor.density:g} is low for Muon, whose updates have entries of similar sizes: training may "
-        'learn little more than a single worker; use the method "onebit", or density=0.1 with wire="int4"'
+        'learn little more than a single worker; use density=0.1 with wire="int4"'
     )
 
 

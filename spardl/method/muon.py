@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -75,8 +75,6 @@ class MuonMomentum(AdamMomentum):
         coefficients: Coefficients of x, x^3 and x^5 in the polynomial of the Newton-Schulz iteration.
         steps: Number of Newton-Schulz iterations.
         least_norm: Lower bound of the norm (a factor) that a matrix is divided by.
-        predicted: Share p of the last average of a matrix that is added to the next one. If it is not 0, workers
-            compress the update of a matrix minus p times the last one.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -96,14 +94,11 @@ class MuonMomentum(AdamMomentum):
     coefficients: Sequence[float] = (3.4445, -4.7750, 2.0315)
     steps: int = 5
     least_norm: float = 1e-7
-    predicted: float = 0.0
 
     name = "muon"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not is_number(float, self.predicted) or not 0 <= self.predicted < 1:
-            raise ConfigError(f"momentum.predicted must be at least 0 and below 1, got {self.predicted!r}")
         if not is_number(float, self.factor) or not 0 <= self.factor < 1:
             raise ConfigError(f"momentum.factor must be at least 0 and below 1, got {self.factor!r}")
         check_bool("momentum.nesterov", self.nesterov)
@@ -116,26 +111,6 @@ class MuonMomentum(AdamMomentum):
         if not is_finite(self.least_norm) or self.least_norm <= 0:
             raise ConfigError(f"momentum.least_norm must be a number above 0, got {self.least_norm!r}")
         object.__setattr__(self, "coefficients", tuple(float(each) for each in values))
-
-    def init_moments(self, like: Tensor) -> Moments:
-        """Returns moments of zeros; the velocity holds the last updates of matrices if differences are compressed."""
-        moments = super().init_moments(like)
-        return replace(moments, velocity=torch.zeros_like(like)) if self.predicted else moments
-
-    def apply(self, gradient: Tensor, moments: Moments) -> Tensor:
-        """Returns the updates times the measured factor, or for matrices their differences."""
-        update = super().apply(gradient, moments)
-        if not self.predicted:
-            return update
-        # So that no infinity stays in the velocity, and no difference overflows.
-        limit = torch.finfo(update.dtype).max / 2
-        update.clamp_(-limit, limit)
-        for matrix in moments.matrices:
-            own = slice(matrix.start, matrix.stop)
-            last = update[own].clone()
-            update[own].sub_(moments.velocity[own], alpha=self.predicted)
-            moments.velocity[own] = last
-        return update
 
     def _update(self, gradient: Tensor, wide: Tensor, moments: Moments) -> Tensor:
         update, place = torch.empty_like(wide), 0

@@ -165,8 +165,8 @@ def _stable_text(value: Any) -> str:
     return type(value).__name__
 
 
-# Keys of a state that exist only after the first measurement or average; a state without them starts again.
-_OPTIONAL_KEYS = frozenset({"spread", "last"})
+# Keys of a state that exist only after the first measurement; a state without them starts measuring again.
+_OPTIONAL_KEYS = frozenset({"spread"})
 
 
 def owner_of(method: Method, rank: int, workers: int, ranks_per_node: int = 1) -> dict[str, Any]:

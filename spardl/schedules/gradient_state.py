@@ -253,11 +253,6 @@ class GradientState:
                 group.states[local].moments.spread = spread
                 group.states[local].step = before[0].states[local].step
                 group.states[local].moments.updates = before[0].states[local].moments.updates
-        # Other groups have no last average, so the next difference must be a whole update.
-        if before and self._method.momentum.predicted:
-            for moments in (state.moments for states in self.states for state in states):
-                for matrix in moments.matrices:
-                    moments.velocity[matrix.start : matrix.stop] = 0
 
     @property
     def _all(self) -> list[list[Tensor]]:

@@ -14,7 +14,7 @@ from scripts.evidence import figure, overviews
 from scripts.evidence.gaps import gap, losses_of
 from scripts.evidence.plans import Line, Overview, Task, first_recorded, overview_in
 from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.records import Record, Records
+from scripts.exhibits.records import Record, Records, on_record
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError
 from tests.support.driver import ROOT
@@ -90,7 +90,7 @@ def test_the_page_shows_its_figure() -> None:
     assert len({look.color for look in looks(plan.marks).values()}) == len(plan.marks) <= 5
     assert name in docs.FIGURES
     assert "(../images/learning.png)" in (ROOT / learning.PAGE).read_text()
-    assert len(figure.panels(plan, learning.on_record(ROOT / "docs" / "results" / "learning.jsonl"))) >= 11
+    assert len(figure.panels(plan, on_record(ROOT / "docs" / "results" / "learning.jsonl"))) >= 11
 
 
 def test_costs_over_shared_seeds() -> None:

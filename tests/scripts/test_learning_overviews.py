@@ -13,7 +13,8 @@ from scripts import docs, learning
 from scripts.evidence import figure, overviews
 from scripts.evidence.gaps import gap, losses_of
 from scripts.evidence.plans import Line, Overview, Task, first_recorded, overview_in
-from scripts.exhibits.records import Record, Records
+from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.records import Record, Records, on_record
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError
 from tests.support.driver import ROOT
@@ -86,10 +87,10 @@ def test_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_page_shows_its_figure() -> None:
     plan, name = overview_in(learning.PLANS), "docs/images/learning.png"
-    assert len(plan.marks) <= 5
+    assert len({look.color for look in looks(plan.marks).values()}) == len(plan.marks) <= 5
     assert name in docs.FIGURES
     assert "(../images/learning.png)" in (ROOT / learning.PAGE).read_text()
-    assert len(figure.panels(plan, learning.on_record(ROOT / "docs" / "results" / "learning.jsonl"))) >= 11
+    assert len(figure.panels(plan, on_record(ROOT / "docs" / "results" / "learning.jsonl"))) >= 11
 
 
 def test_costs_over_shared_seeds() -> None:

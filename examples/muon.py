@@ -47,7 +47,7 @@ matrices = [each for each in ddp_model.module.blocks.parameters() if each.ndim =
 others = [each for each in ddp_model.parameters() if all(each is not matrix for matrix in matrices)]
 muon = torch.optim.Muon(matrices, lr=0.01, adjust_lr_fn="match_rms_adamw")
 adamw = torch.optim.AdamW(others, lr=0.01)
-handle = spardl.attach(ddp_model, "spardl", optimizer=[muon, adamw])  # 10% of the entries, in 4 bits
+handle = spardl.attach(ddp_model, optimizer=[muon, adamw])  # the method "onebit"
 
 draws = torch.Generator().manual_seed(rank)
 for step in range(STEPS):

@@ -26,7 +26,7 @@ from spardl.method.moving import (
     matrices_of,
     optimizers_of,
 )
-from spardl.method.recipes import Recipe, find_recipe, make_method, muon_defaults
+from spardl.method.recipes import Recipe, find_recipe, make_method, method_options, muon_defaults
 from spardl.protocol.programs import Worker
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
@@ -46,8 +46,12 @@ _SCHEDULES: tuple[type[Schedule], ...] = (Wfbp, MgWfbp, LayerFusion, Dear)
 _SIZE_OPTIONS: tuple[tuple[type[Schedule], str], ...] = ((Wfbp, "bucket_mb"), (Dear, "threshold_mb"))
 
 
+# Default methods of handles, without and with Muon; docs/tables/learning.md compares them.
+_DEFAULT, _FOR_MUON = "spardl", "onebit"
+
+
 def choose_method(
-    method: str | Method,
+    method: str | Method | None,
     options: Mapping[str, Any],
     schedule: str | Schedule | None = None,
     optimizer: Optimizers = None,
@@ -56,7 +60,7 @@ def choose_method(
     """Makes the method of a handle from the arguments of the user.
 
     Args:
-        method: Name of the method, or a method.
+        method: Name of the method, or a method; ``None`` for ``spardl``, or ``onebit`` with Muon.
         options: Options of the method.
         schedule: Schedule of the handle, if it has one; ``dear`` needs a method whose sums can be split into
             reduce-scatter and all-gather.
@@ -67,7 +71,10 @@ def choose_method(
         ConfigError: If no method has this name, or an option is unknown or has no effect.
     """
     halves = isinstance(schedule, Dear) or schedule == Dear.name
-    if not isinstance(method, Method) and matrices_of(optimizers_of(optimizer)):
+    with_muon = bool(matrices_of(optimizers_of(optimizer)))
+    if method is None:
+        method = _default(options) if with_muon else _DEFAULT
+    if not isinstance(method, Method) and with_muon:
         options = {**muon_defaults(find_recipe(method), options), **options}
     if isinstance(ranks_per_node, str) and ranks_per_node == "auto":
         ranks_per_node, _ = find_node(os.environ)
@@ -79,6 +86,16 @@ def choose_method(
     recipe = find_recipe(method)
     faster = recipe.faster if isinstance(recipe, Recipe) else None
     return make_method(method, **options, **({"communicator": faster} if faster else {}))
+
+
+def _default(options: Mapping[str, Any]) -> str:
+    """Returns the default method with Muon, if it has all of these options."""
+    if unknown := sorted(options.keys() - {each.name for each in method_options(_FOR_MUON)}):
+        raise ConfigError(
+            f"with Muon, the default method is {_FOR_MUON!r}, which has no option {unknown[0]}; remove it, or name a "
+            f"method that has it: method={_DEFAULT!r}"
+        )
+    return _FOR_MUON
 
 
 def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedule:

@@ -437,7 +437,7 @@ def hook(state: Hook, bucket: GradBucket) -> torch.futures.Future[Tensor]:
 
 def attach(
     ddp: DistributedDataParallel,
-    method: MethodName | str | Method = "spardl",
+    method: MethodName | str | Method | None = None,
     *,
     bucket_mb: float | None = None,
     timeout: float = 1800.0,
@@ -455,7 +455,8 @@ def attach(
 
     Args:
         ddp: Model whose gradients are averaged.
-        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`; ``None`` means
+            ``"spardl"``, or ``"onebit"`` if ``optimizer`` contains Muon.
         bucket_mb: Largest size of a group of gradients in megabytes (2^20 bytes); ``None`` means 25, or DDP's own
             buckets if sums are dense.
         timeout: Seconds after which a worker that does not answer counts as lost.

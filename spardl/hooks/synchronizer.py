@@ -46,7 +46,8 @@ class Synchronizer(GradientHandle):
     Args:
         parameters: ``model.named_parameters()`` or ``model.parameters()``, in the order in which the model uses them.
             Those without ``requires_grad`` are ignored.
-        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`; ``None`` means
+            ``"spardl"``, or ``"onebit"`` if ``optimizer`` contains Muon.
         group: Process group; ``None`` for the default group.
         bucket_mb: Largest size of a group of gradients in megabytes (2^20 bytes), 25 by default. Parameters are never
             split.
@@ -84,7 +85,7 @@ class Synchronizer(GradientHandle):
     def __init__(
         self,
         parameters: Iterable[nn.Parameter] | Iterable[tuple[str, nn.Parameter]],
-        method: MethodName | str | Method = "spardl",
+        method: MethodName | str | Method | None = None,
         *,
         group: Any = None,
         bucket_mb: float | None = None,

@@ -261,7 +261,7 @@ def low_density_warning(method: Method) -> str | None:
         return None
     return (
         f"density={compressor.density:g} is low for Muon, whose updates have entries of similar sizes: training may "
-        'learn little more than a single worker; use density=0.1 with wire="int4"'
+        'learn little more than a single worker; use the method "onebit", or density=0.1 with wire="int4"'
     )
 
 

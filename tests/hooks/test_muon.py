@@ -16,6 +16,7 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.parallel import DistributedDataParallel
 
 import spardl
+from spardl.basics.errors import ConfigError
 from spardl.communicators import AllReduceCodes, SparDL
 from spardl.compressors import Quantized, TopK
 from spardl.hooks.choosing import choose_method
@@ -150,11 +151,13 @@ def test_workers_with_equal_gradients_equal_torch(method: Any) -> None:
 
 @pytest.mark.parametrize(
     ("method", "options"),
-    [("onebit", {"first": 0.9}), ("spardl", {"density": 0.2, "wire": "int4"})],
-    ids=["onebit", "spardl"],
+    [(None, {"first": 0.9}), ("spardl", {"density": 0.2, "wire": "int4"})],
+    ids=["default", "spardl"],
 )
 @pytest.mark.parametrize("way", HANDLES)
-def test_replicas_are_equal_and_resume_is_exact(way: Callable[..., Any], method: str, options: dict[str, Any]) -> None:
+def test_replicas_are_equal_and_resume_is_exact(
+    way: Callable[..., Any], method: str | None, options: dict[str, Any]
+) -> None:
     """With torch.save on each rank, in groups that mix parameters of both optimizers."""
 
     def work(cluster: object) -> list[Tensor]:
@@ -283,6 +286,15 @@ def test_default_density_and_bits_suit_muon(options: dict[str, Any], density: fl
         made = choose_method("spardl", options, optimizer=optimizer)
         assert (made.compressor.density, made.wire.values) == (density, wire)
     assert choose_method("spardl", {}, optimizer=torch.optim.AdamW(others(model))).compressor.density == 0.01
+
+
+def test_the_default_method_with_muon_sends_signs() -> None:
+    model = Model()
+    for optimizer in (muon_and_adamw(model), torch.optim.Muon(hidden(model))):
+        assert choose_method(None, {}, optimizer=optimizer) == spardl.make_method("onebit")
+    assert choose_method(None, {}, optimizer=torch.optim.AdamW(others(model))) == choose_method("spardl", {})
+    with pytest.raises(ConfigError, match="the default method is 'onebit', which has no option density; remove it, or"):
+        choose_method(None, {"density": 0.2}, optimizer=muon_and_adamw(model))
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ __all__ = ["attach"]
 def attach(
     accelerator: Accelerator,
     model: nn.Module,
-    method: MethodName | str | Method = "spardl",
+    method: MethodName | str | Method | None = None,
     *,
     optimizer: Optimizers = None,
     fresh: bool = False,
@@ -38,7 +38,8 @@ def attach(
     Args:
         accelerator: Accelerator that prepared the model.
         model: Prepared model, a ``DistributedDataParallel``.
-        method: Name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`spardl.Method`; ``None`` means
+            ``"spardl"``, or ``"onebit"`` if ``optimizer`` contains Muon.
         optimizer: Prepared optimizer of the model, or several, as for :func:`spardl.attach`. Most sparse methods need
             it, except with ``recipe="published"``. Pass ``clip_norm`` here instead of calling
             ``accelerator.clip_grad_norm_``.
@@ -54,7 +55,9 @@ def attach(
         CheckpointError: In ``load_state``, if it finds no state of this worker.
     """
     wrapped = distributed(model, "accelerate launch, or torchrun")
-    if optimizer is None and isinstance(method_of(method, options).momentum, AutoMomentum):
+    # Without an optimizer, the default method is "spardl".
+    named = "spardl" if method is None else method
+    if optimizer is None and isinstance(method_of(named, options).momentum, AutoMomentum):
         raise ConfigError(
             "attach() needs the optimizer, because this method averages its updates; add optimizer=optimizer (as "
             'returned by accelerator.prepare()), or recipe="published" to average gradients'

@@ -45,7 +45,7 @@ def current(words: Sequence[str]) -> list[str]:
 def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     """Reads the command line.
 
-    A benchmark has ``add_options(parser)`` and ``run(arguments)``, and ``WORKERS = True`` if each process is one of
+    A benchmark has ``add_options(parser)`` and ``run(arguments)``, and ``NEEDS_WORKERS = True`` if each process is one of
     several workers. ``run`` prints what it measured, and returns what --json writes (``None`` to write nothing).
 
     Returns:
@@ -71,7 +71,7 @@ def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     parser.add_argument("--threads", type=int, default=1, help="threads of torch")
     parser.add_argument("--json", type=Path, help="file for all figures")
     arguments = parser.parse_args(options)
-    if getattr(module, "WORKERS", False) and "RANK" not in os.environ:
+    if getattr(module, "NEEDS_WORKERS", False) and "RANK" not in os.environ:
         raise ConfigError("no RANK in the environment; start this with scripts/netlab.py run or torchrun")
     if arguments.json and not arguments.json.parent.is_dir():
         raise ConfigError(f"--json {arguments.json}: create the folder {arguments.json.parent} first")

@@ -117,7 +117,7 @@ def shown(found: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-WORKERS = True
+NEEDS_WORKERS = True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -151,7 +151,7 @@ def shown(content: Mapping[str, Any]) -> str:
     return f"{content['title']}\n\n{table(rows, reference)}{made}"
 
 
-WORKERS = True
+NEEDS_WORKERS = True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

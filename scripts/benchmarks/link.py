@@ -35,7 +35,7 @@ def measure(cluster: ProcessGroupCluster, arguments: argparse.Namespace) -> dict
     return {"workers": size, "bytes": long, "gbit": 8e-9 * long / median(found["long_round"]), "seconds": found}
 
 
-WORKERS = True
+NEEDS_WORKERS = True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -247,7 +247,7 @@ def shown(found: Sequence[dict[str, Any]]) -> str:
     return f"{start}\n{markdown([header, *rows])}"
 
 
-WORKERS = True
+NEEDS_WORKERS = True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

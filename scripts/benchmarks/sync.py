@@ -249,7 +249,7 @@ def gradients_of(rank: int, length: int) -> list[Tensor]:
     return [common + 0.5 * torch.randn(length, generator=noise) for _ in range(2)]
 
 
-WORKERS = True
+NEEDS_WORKERS = True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

@@ -141,6 +141,12 @@ def test_the_list_has_every_benchmark(capsys: Any) -> None:
     assert "timing" not in bench.benchmarks()  # shared code
 
 
+@pytest.mark.parametrize("name", ["schedules", "merge", "selection"])
+def test_only_benchmarks_of_several_workers_want_a_rank(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RANK", raising=False)
+    assert bench.parse([name])[1].threads == 1
+
+
 def test_the_help_of_a_benchmark_is_its_own(capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
         bench.main(["merge", "--help"])

@@ -45,8 +45,8 @@ def current(words: Sequence[str]) -> list[str]:
 def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     """Reads the command line.
 
-    A benchmark has ``add_options(parser)`` and ``run(arguments)``, and ``NEEDS_WORKERS = True`` if each process is one of
-    several workers. ``run`` prints what it measured, and returns what --json writes (``None`` to write nothing).
+    A benchmark has ``add_options(parser)`` and ``run(arguments)``, and ``NEEDS_WORKERS = True`` if each process is
+    one of several workers. ``run`` prints what it measured, and returns what --json writes (``None`` to write nothing).
 
     Returns:
         The module of the benchmark, and its options.

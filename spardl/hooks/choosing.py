@@ -37,6 +37,7 @@ __all__ = [
     "choose_method",
     "choose_nodes",
     "choose_schedule",
+    "default_method",
     "options_of",
     "update_facts",
 ]
@@ -51,7 +52,7 @@ _DEFAULT, _FOR_MUON = "spardl", "onebit"
 
 
 def choose_method(
-    method: str | Method | None,
+    method: str | Method,
     options: Mapping[str, Any],
     schedule: str | Schedule | None = None,
     optimizer: Optimizers = None,
@@ -60,7 +61,7 @@ def choose_method(
     """Makes the method of a handle from the arguments of the user.
 
     Args:
-        method: Name of the method, or a method; ``None`` for ``spardl``, or ``onebit`` with Muon.
+        method: Name of the method, or a method.
         options: Options of the method.
         schedule: Schedule of the handle, if it has one; ``dear`` needs a method whose sums can be split into
             reduce-scatter and all-gather.
@@ -71,10 +72,7 @@ def choose_method(
         ConfigError: If no method has this name, or an option is unknown or has no effect.
     """
     halves = isinstance(schedule, Dear) or schedule == Dear.name
-    with_muon = bool(matrices_of(optimizers_of(optimizer)))
-    if method is None:
-        method = _default(options) if with_muon else _DEFAULT
-    if not isinstance(method, Method) and with_muon:
+    if not isinstance(method, Method) and matrices_of(optimizers_of(optimizer)):
         options = {**muon_defaults(find_recipe(method), options), **options}
     if isinstance(ranks_per_node, str) and ranks_per_node == "auto":
         ranks_per_node, _ = find_node(os.environ)
@@ -88,8 +86,18 @@ def choose_method(
     return make_method(method, **options, **({"communicator": faster} if faster else {}))
 
 
-def _default(options: Mapping[str, Any]) -> str:
-    """Returns the default method with Muon, if it has all of these options."""
+def default_method(options: Mapping[str, Any], optimizer: Optimizers) -> str:
+    """Returns the name of the method of a handle for which the user names none.
+
+    Args:
+        options: Options of the method.
+        optimizer: Optimizers passed to the handle, if any.
+
+    Raises:
+        ConfigError: If the default method with Muon lacks one of the options.
+    """
+    if not matrices_of(optimizers_of(optimizer)):
+        return _DEFAULT
     if unknown := sorted(options.keys() - {each.name for each in method_options(_FOR_MUON)}):
         raise ConfigError(
             f"with Muon, the default method is {_FOR_MUON!r}, which has no option {unknown[0]}; remove it, or name a "

@@ -29,7 +29,7 @@ from spardl.hooks.buckets import (
     unchanged_bucket,
     views_of,
 )
-from spardl.hooks.choosing import choose_method, choose_schedule
+from spardl.hooks.choosing import choose_method, choose_schedule, default_method
 from spardl.hooks.delayed import DelayedUpdate
 from spardl.hooks.handle import GradientHandle
 from spardl.hooks.optimizer_steps import after_backward
@@ -493,6 +493,7 @@ def attach(
     """
     if registered := _registered(ddp):
         _check_detached(registered)
+    method = default_method(options, optimizer) if method is None else method
     chosen = choose_method(method, options, schedule, optimizer, ranks_per_node)
     handle = Hook(ddp, chosen, bucket_mb, timeout, scaler, schedule, optimizer, clip_norm, ranks_per_node)
     if registered:

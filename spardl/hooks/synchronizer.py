@@ -16,7 +16,7 @@ from spardl.basics.checks import check_bool
 from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.hooks.averager import Averager, Meter, Named
-from spardl.hooks.choosing import choose_method, choose_schedule
+from spardl.hooks.choosing import choose_method, choose_schedule, default_method
 from spardl.hooks.handle import GradientHandle
 from spardl.hooks.optimizer_steps import OptimizerSteps
 from spardl.method.method import Method
@@ -105,6 +105,7 @@ class Synchronizer(GradientHandle):
                 "schedule=dear updates parameters in the next forward pass, which a Synchronizer cannot observe; wrap "
                 'the model in DDP and call spardl.attach(ddp_model, ..., schedule="dear", optimizer=optimizer)'
             )
+        method = default_method(options, optimizer) if method is None else method
         made = choose_method(method, options, optimizer=optimizer, ranks_per_node=ranks_per_node)
         # Frozen parameters are only checked to stay frozen.
         trained, self._frozen = trained_and_frozen(parameters)

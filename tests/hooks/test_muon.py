@@ -19,7 +19,7 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.communicators import AllReduceCodes, SparDL
 from spardl.compressors import Quantized, TopK
-from spardl.hooks.choosing import choose_method
+from spardl.hooks.choosing import choose_method, default_method
 from spardl.method import AutoMomentum, GlobalResidual, LocalResidual
 from spardl.method.moving import low_density_warning, resolve_momentum
 from tests.hooks.loops import weights
@@ -291,10 +291,10 @@ def test_default_density_and_bits_suit_muon(options: dict[str, Any], density: fl
 def test_the_default_method_with_muon_sends_signs() -> None:
     model = Model()
     for optimizer in (muon_and_adamw(model), torch.optim.Muon(hidden(model))):
-        assert choose_method(None, {}, optimizer=optimizer) == spardl.make_method("onebit")
-    assert choose_method(None, {}, optimizer=torch.optim.AdamW(others(model))) == choose_method("spardl", {})
+        assert default_method({}, optimizer) == "onebit"
+    assert default_method({"density": 0.2}, torch.optim.AdamW(others(model))) == default_method({}, None) == "spardl"
     with pytest.raises(ConfigError, match="the default method is 'onebit', which has no option density; remove it, or"):
-        choose_method(None, {"density": 0.2}, optimizer=muon_and_adamw(model))
+        default_method({"density": 0.2}, muon_and_adamw(model))
 
 
 @pytest.mark.parametrize(

@@ -160,6 +160,12 @@ def free_port() -> int:
             return port
 
 
+def stand_still(pid: int) -> None:
+    """Stops a process and waits until it stands still: before that, it may still handle signals that come later."""
+    os.kill(pid, signal.SIGSTOP)
+    wait_until(lambda: processes()[pid][2] == "T")
+
+
 def pending(pid: int, signum: int) -> bool:
     """Returns whether a process that stands still has yet to handle a signal."""
     (mask,) = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), flags=re.MULTILINE)

@@ -29,6 +29,7 @@ from tests.support.driver import (
     pending,
     processes,
     results,
+    stand_still,
     steps_logged,
     summary,
     wait_until,
@@ -122,12 +123,15 @@ def test_a_second_signal_ends_at_once(signum: int, every: int, said: str, tmp_pa
     words = ("training.max_steps=10000", f"training.checkpoint_every={every}", "cluster.workers=2")
     with beside(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
         in_the_middle(run, tmp_path / "out")
-        os.kill(run.workers()[1], signal.SIGSTOP)
+        stopped = run.workers()[1]
+        stand_still(stopped)
+        # Echoes of the first are not meant as a second one. The launcher sees both at once, also on a busy machine.
+        stand_still(run.pid)
         os.kill(run.pid, signum)
-        # Echoes of the first are not meant as a second one.
-        os.kill(run.pid, signum)
-        wait_until(lambda: pending(run.workers()[1], signal.SIGUSR1))  # the launcher has passed the first one on
-        time.sleep(1.3)
+        os.kill(run.pid, signal.SIGUSR1)
+        os.kill(run.pid, signal.SIGCONT)
+        wait_until(lambda: pending(stopped, signal.SIGUSR1))  # the launcher has passed the first one on
+        time.sleep(2.5)  # more than a second after the launcher has handled the first one
         assert not run.ended()
         os.kill(run.pid, signum)
         assert run.wait() == 130

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 
 from spardl.basics.errors import ConfigError, PeerError, ProgramError, TrainingError, WorkerError
+from spardl.clusters.workers import processes
 from spardl.clusters.workers.processes import _watch, run_each, run_processes
 from tests.support.measuring import undisturbed
 
@@ -284,3 +285,26 @@ def test_an_interruption_ends_those_that_run(tmp_path: Path) -> None:
         run_each(2, target, tmp_path, at_once=2, ended=interrupt)
     with pytest.raises(ChildProcessError):
         os.waitpid(-1, os.WNOHANG)
+
+
+def test_repetitions_during_a_slow_request_are_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The interpreter handles signals that arrive together one after the other."""
+    monkeypatch.setattr(processes, "_ECHO", 0.2)
+    asked: list[bool] = []
+    again: list[bool] = []
+
+    def ask() -> bool:
+        asked.append(bool(asked))
+        time.sleep(0.0 if asked[-1] else 0.5)
+        return asked[-1]
+
+    both = {signal.SIGUSR1, signal.SIGTERM}
+    with processes.handling_signals(ask, lambda: again.append(True), both):
+        signal.pthread_sigmask(signal.SIG_BLOCK, both)
+        for signum in both:
+            os.kill(os.getpid(), signum)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, both)
+        assert (asked, again) == ([False, True], [])
+        time.sleep(0.3)
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert (asked, again) == ([False, True, True], [True])

@@ -16,7 +16,7 @@ __all__ = ["Mark", "Panel", "figure", "panels"]
 
 COLUMNS = 3
 # Inches of a panel.
-WIDTH, HEIGHT = 0.75 * SIZE[0], 0.85 * SIZE[1]
+WIDTH, HEIGHT = 0.8 * SIZE[0], 0.85 * SIZE[1]
 
 
 class Mark(NamedTuple):

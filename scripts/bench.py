@@ -46,7 +46,7 @@ def parse(words: Sequence[str]) -> tuple[Any, argparse.Namespace]:
     """Reads the command line.
 
     A benchmark has ``add_options(parser)`` and ``run(arguments)``, and ``NEEDS_WORKERS = True`` if each process is
-    one of several workers. ``run`` prints what it measured, and returns what --json writes (``None`` to write nothing).
+    one of several workers. ``run`` prints its measurements and returns the content of --json (``None``: no file).
 
     Returns:
         The module of the benchmark, and its options.

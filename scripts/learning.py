@@ -52,6 +52,8 @@ def summary_of(tasks: Sequence[Task], records: Records) -> Table:
 
 def _compared(task: Task, records: Records) -> Iterator[Row]:
     for each in task.compared:
+        if not task.results(task.line(each.moved), records):
+            continue
         names = (DENSE, each.without, each.moved, ALONE)
         yield Row(task.title, [Cell(each.density), *(_mean(task, name, records) for name in names)], ())
 
@@ -176,7 +178,8 @@ def page(name: str, text: str, records: Records) -> str:
         ConfigError: If the page lacks a section.
     """
     for section, table in sections(records)[name].items():
-        text = replace(text, section, f"\n{markdown(without_missing(table))}")
+        found = without_missing(table)
+        text = replace(text, section, f"\n{markdown(found)}" if found.rows else "\nNot trained yet.\n")
     return text
 
 

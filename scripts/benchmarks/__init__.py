@@ -1,1 +1,1 @@
-"""Shared code of the programs bench_*.py: alternating measurements, emulated models, links, and DDP hooks."""
+"""Benchmarks of scripts/bench.py, and their shared code: turns, emulated models, links and DDP hooks."""

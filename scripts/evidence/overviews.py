@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from statistics import mean
 
 from scripts.evidence.gaps import gap, losses_of, shared
-from scripts.evidence.plans import ALONE, Overview, Task, first_recorded
+from scripts.evidence.plans import ALONE, DENSE, Overview, Task, first_recorded
 from scripts.exhibits.measures import LEAST, seeds
 from scripts.exhibits.records import Records
 from scripts.exhibits.tables import Cell, Row, Table
@@ -14,7 +15,7 @@ __all__ = ["ablation", "costs"]
 
 
 def costs(plan: Overview, records: Records) -> Table:
-    """Returns the cost of each method against dense training, one task per row, over the seeds that both have."""
+    """Returns cost and closed gap of each method, one task per row, each over the seeds that all its parts have."""
     rows = []
     for task in plan.costs:
         cells = [_cost(task, names, records) for names in plan.methods.values()]
@@ -26,12 +27,19 @@ def costs(plan: Overview, records: Records) -> Table:
 def _cost(task: Task, names: Sequence[str], records: Records) -> str:
     name = first_recorded(task, names, records)
     losses = losses_of(task, records)
-    found = None if name is None else shared(name, losses)
-    if name is None or found is None:
+    both = sorted(losses.get(name or "", {}).keys() & losses.get(DENSE, {}).keys())
+    if name is None or not both:
         return ""
-    own, dense, _, count = found
-    amount = f"{own - dense:+.3f} nats" if task.lower else f"{100 * (own - dense):+.1f} points"
-    return f"{amount}, {gap(name, losses)}{'' if count >= LEAST else f' ({seeds(count)})'}"
+    cost = mean(losses[name][seed] - losses[DENSE][seed] for seed in both)
+    amount = f"{cost:+.3f} nats" if task.lower else f"{100 * cost:+.1f} points"
+    text = f"{amount}{_few(len(both))}"
+    if (found := shared(name, losses)) is None:
+        return text
+    return f"{text}, {gap(name, losses)}{_few(found[3]) if found[3] < len(both) else ''}"
+
+
+def _few(count: int) -> str:
+    return "" if count >= LEAST else f" ({seeds(count)})"
 
 
 def ablation(plan: Overview, records: Records) -> Table:

@@ -28,7 +28,7 @@ __all__ = [
 
 # The rows that all others are measured by: the ceiling and the floor.
 DENSE, ALONE = "dense", "alone"
-# A first seed that happens to bear a high rate is no ground to judge a reference or a rival by.
+# Rates of references and rivals are chosen by all seeds: the first seed alone may favor an unsuitable rate.
 _TUNED = frozenset({DENSE, ALONE, "published", "powersgd"})
 
 
@@ -148,7 +148,7 @@ class Task:
 
 
 class Overview(NamedTuple):
-    """What the figure and the tables of several tasks show.
+    """Contents of the figure and of the tables of several tasks.
 
     Attributes:
         titles: Short titles of the tasks.
@@ -214,7 +214,7 @@ def excerpts_in(file: Path) -> dict[str, dict[str, Sequence[str]]]:
 
 
 def overview_in(file: Path) -> Overview:
-    """Returns what the figure and the tables of several tasks show.
+    """Reads the contents of the figure and of the tables of several tasks.
 
     Args:
         file: File of :func:`tasks_in`, which also contains ``titles``, ``figure``, ``costs`` and ``ablation``.

@@ -281,7 +281,8 @@ class Reader:
             home = import_module(f"{self._functions}.{module}")
         except (ModuleNotFoundError, ValueError):
             fail(node, where, f"expected module.function, got {_shown(node)}")
-        public = {key: value for key, value in vars(home).items() if isfunction(value) and not key.startswith("_")}
+        own = (value for value in vars(home).values() if isfunction(value) and value.__module__ == home.__name__)
+        public = {each.__name__: each for each in own if not each.__name__.startswith("_")}
         if name not in public:
             fail(node, where, f"{module} has no function {name!r}; {meant(name, public)}")
         return public[name]

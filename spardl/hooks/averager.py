@@ -621,8 +621,8 @@ class StepUndo:
 def inherit(into: Averager, other: Averager) -> None:
     """Copies residuals and moments from one averager to another; skips those that one of the two methods does not keep.
 
-    Moments start again if the optimizers are of other kinds, or Muon updates other matrices: all parameters share one
-    count of updates, which would be wrong for new moments.
+    Moments start again if the optimizers are of other kinds, Muon updates other matrices, or only one of the methods
+    keeps a first moment: all parameters share one count of updates, which would be wrong for new moments.
 
     Args:
         into: Averager to copy to.
@@ -631,10 +631,17 @@ def inherit(into: Averager, other: Averager) -> None:
     other.engine.return_unused()
     both = into.method.residual.remembers and other.method.residual.remembers
     mine, theirs = into.engine.gradient_state, other.engine.gradient_state
-    alike = type(into.method.momentum) is type(other.method.momentum) and set(mine.matrices) == set(theirs.matrices)
+    places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
+    alike = (
+        type(into.method.momentum) is type(other.method.momentum)
+        and set(mine.matrices) == set(theirs.matrices)
+        and all(
+            mine.of(number)[1].shape == theirs.of(places[parameter])[1].shape
+            for number, parameter in enumerate(into.gradient.parameters)
+        )
+    )
     moments = alike and into.method.momentum.remembers
     factor = into.engine.scale / other.engine.scale
-    places = {parameter: place for place, parameter in enumerate(other.gradient.parameters)}
     for number, parameter in enumerate(into.gradient.parameters):
         pairs = zip(mine.of(number), theirs.of(places[parameter]), strict=True)
         # Residual, velocity and variance: the first two scale with the loss, the variance is kept unscaled.

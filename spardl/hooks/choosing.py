@@ -96,12 +96,15 @@ def default_method(options: Mapping[str, Any], optimizer: Optimizers) -> str:
     Raises:
         ConfigError: If the default method with Muon lacks one of the options.
     """
-    if not matrices_of(optimizers_of(optimizer)):
+    if not matrices_of(optimizers_of(optimizer)) or options.get("recipe") == "published":
         return _DEFAULT
-    if unknown := sorted(options.keys() - {each.name for each in method_options(_FOR_MUON)}):
+    # Values of signs need no number format.
+    known = {each.name for each in method_options(_FOR_MUON)} - {"wire"}
+    if unknown := sorted(options.keys() - known):
+        has = {each.name for each in method_options(_DEFAULT)}
+        way = f", or name a method that has it: method={_DEFAULT!r}" if unknown[0] in has else ""
         raise ConfigError(
-            f"with Muon, the default method is {_FOR_MUON!r}, which has no option {unknown[0]}; remove it, or name a "
-            f"method that has it: method={_DEFAULT!r}"
+            f"with Muon, the default method is {_FOR_MUON!r}, which has no option {unknown[0]}; remove it{way}"
         )
     return _FOR_MUON
 

@@ -214,7 +214,8 @@ class GradientHandle(Handle):
         self._trained = list(trained)
         self._discardable = frozenset(parameters)
         self._discards: frozenset[nn.Parameter] = frozenset()
-        decay, rates = (read(method.momentum, optimizers or None) for read in (decay_of, step_size_of))
+        applying = optimizers or None
+        decay, step_size = decay_of(method.momentum, applying), step_size_of(method.momentum, applying)
         matrices = matrices_of(optimizers) if method.momentum.moved else frozenset()
         self._update_facts = update_facts(optimizers, named, matrices)
         self._make_training = partial(
@@ -223,7 +224,7 @@ class GradientHandle(Handle):
             scale=scale_of(scaler),
             decay=decay,
             matrices=matrices,
-            step_size=rates,
+            step_size=step_size,
             nodes=nodes,
         )
 

@@ -580,7 +580,7 @@ def _compared_weights(state: MethodState) -> tuple[Tensor | None, Tensor | None]
     if state.step_sizes is None:
         return weights, None
     lengths = torch.tensor([local_part(each).numel() for each in state.weights], device=weights.device)
-    return weights, weights.new_tensor(state.step_sizes()).repeat_interleave(lengths)
+    return weights, weights.new_tensor(state.step_sizes()).repeat_interleave(lengths, output_size=len(weights))
 
 
 def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor, state: MethodState) -> None:

@@ -255,7 +255,7 @@ class AutoMomentum(OptimizerMomentum):
 
     Args:
         beta2: Adam's beta2 on each worker, a share; ``None`` uses the optimizer's, but at most 0.99 if ``scope=auto``
-            means chunks, and at most 0.95 otherwise.
+            means chunks or Muon's updates are sent as codes, and at most 0.95 otherwise.
         update_scale: Factor of Adam's and Muon's updates: ``none`` or ``measured``; see :class:`AdamMomentum`. ``None``
             means ``measured`` in handles (``attach`` and others), otherwise ``none``.
         factor: Momentum factor of SGD's updates (a share), at most the optimizer's; ``None`` uses the optimizer's, or a

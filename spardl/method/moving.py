@@ -157,9 +157,10 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     Returns:
         The method with the resolved momentum. For SGD, each worker applies SGD's momentum, or a smaller factor with a
         gain. For Adam, each worker keeps only the second moment: with the optimizer's beta2, but at most 0.99 if
-        ``scope=auto`` means chunks, and at most 0.95 otherwise, unless ``beta2`` is set. The residual is multiplied by
-        0.98 in each step, unless its decay is set. For Muon, each worker applies all of Muon to its matrices; scope and
-        residual decay are those for Adam. If all entries are sent as codes, AdamW keeps its first moment.
+        ``scope=auto`` means chunks or Muon's updates are sent as codes, and at most 0.95 otherwise, unless ``beta2`` is
+        set. The residual is multiplied by 0.98 in each step, unless its decay is set or the compressor compares changes
+        with weights. For Muon, each worker applies all of Muon to its matrices; scope and residual decay are those for
+        Adam. If Muon's updates are sent as codes, AdamW keeps its first moment.
 
     Raises:
         ConfigError: If the optimizer's momentum cannot be applied before compression, or options of Adam or SGD are
@@ -178,7 +179,7 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
             raise ConfigError(f"beta2={beta2} has no effect {without}, because only Adam and AdamW use it; remove it")
         if (scale := method.momentum.update_scale) not in (None, "none"):
             raise ConfigError(
-                f"update_scale={scale} has no effect {without}, because only Adam and AdamW use it; remove it"
+                f"update_scale={scale} has no effect {without}, because only Adam, AdamW and Muon use it; remove it"
             )
         return replace(method, momentum=_resolve_sgd(method, rule, method.momentum.factor, for_handle=for_handle))
     if (factor := method.momentum.factor) is not None:
@@ -186,17 +187,17 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     residual, compressor, limit = method.residual, method.compressor, _BETA2
     # No entry waits if all are sent as codes, so nothing takes the role of the first moment. (With other optimizers,
     # this was not tried.)
-    whole = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
+    sends_all = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
     # A change that bfloat16 does not see yet may take hundreds of steps to become visible.
     if isinstance(residual, ErrorFeedback) and residual.decay is None and not compressor.needs_weights:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
         compressor, limit = replace(compressor, scope="chunk"), _BETA2_CHUNKED
-    if whole:
+    if sends_all:
         limit = _BETA2_CHUNKED
     squares = min(rule.betas[1], limit) if beta2 is None else beta2
     default = "measured" if for_handle else "none"
-    betas = (rule.betas[0] if whole else 0.0, squares)
+    betas = (rule.betas[0] if sends_all else 0.0, squares)
     rule = replace(rule, betas=betas, update_scale=method.momentum.update_scale or default)
     return replace(method, compressor=compressor, momentum=rule, residual=residual)
 
@@ -386,7 +387,9 @@ def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
 
 
 class ConvertedMoments(NamedTuple):
-    """Moments of one parameter, converted from the state of an optimizer; empty tensors for missing moments.
+    """Moments of one parameter, converted from the state of an optimizer.
+
+    Missing moments are empty, or a single zero, which stands for a velocity of any length.
 
     Attributes:
         velocity: Running mean of the gradients, shape (n,).

@@ -165,7 +165,7 @@ class Recipe:
                 the momentum rule. Not to be confused with ``factor``, an option of some compressors.
             beta2: Adam's beta2 (share of the running mean of squared gradients that remains in the next step) on each
                 worker, if ``optimizer=`` is Adam or AdamW. ``None`` uses the optimizer's, but at most 0.99 if
-                ``scope=auto`` means chunks, and at most 0.95 otherwise.
+                ``scope=auto`` means chunks or Muon's updates are sent as codes, and at most 0.95 otherwise.
             update_scale: Whether to multiply each worker's update by a factor if ``optimizer=`` is Adam, AdamW or Muon:
                 ``none`` does not; ``measured`` does, so that the learning rate of dense training is suitable (see
                 :class:`AdamMomentum`). ``None`` means ``measured`` in handles (``attach`` and others).

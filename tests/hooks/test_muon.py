@@ -293,8 +293,26 @@ def test_the_default_method_with_muon_sends_signs() -> None:
     for optimizer in (muon_and_adamw(model), torch.optim.Muon(hidden(model))):
         assert default_method({}, optimizer) == "onebit"
     assert default_method({"density": 0.2}, torch.optim.AdamW(others(model))) == default_method({}, None) == "spardl"
-    with pytest.raises(ConfigError, match="the default method is 'onebit', which has no option density; remove it, or"):
-        default_method({"density": 0.2}, muon_and_adamw(model))
+    assert default_method({"recipe": "published"}, muon_and_adamw(model)) == "spardl"
+    for option, way in (("density", ", or name a .*method='spardl'"), ("wire", ", or name a .*"), ("densty", "")):
+        with pytest.raises(ConfigError, match=rf"is 'onebit', which has no option {option}; remove it{way}$"):
+            default_method({option: 0.2}, muon_and_adamw(model))
+
+
+def test_a_method_with_a_first_moment_starts_new_moments() -> None:
+    """One count of updates corrects the bias of all moments, and would be wrong for a new first moment."""
+
+    def work(cluster: Any) -> list[int]:
+        loop, found = Loop(spardl.attach, "spardl", first=0.9, density=0.5), []
+        for options in ({"method": "spardl", "density": 0.4}, {}):
+            loop.run(range(3))
+            loop.handle.detach()
+            loop.handle = spardl.attach(loop.called, optimizer=loop.optimizers, **options)
+            loop.step(3)
+            found.append(loop.handle._active_averager().engine.gradient_state.updates)
+        return found
+
+    assert run_workers(2, work) == [[4, 1]] * 2
 
 
 @pytest.mark.parametrize(

@@ -128,7 +128,7 @@ def test_gaps_are_measured_from_a_single_worker(loss: float, gap: str, filled: P
 
 
 def test_what_is_not_on_record(tmp_path: Path) -> None:
-    assert "| 1% | not run yet |" in markdown(summary_of([TASK], on_record(tmp_path / RECORDS)))
+    assert markdown(summary_of([TASK], on_record(tmp_path / RECORDS))).splitlines()[2:] == []
     assert "| better | not run yet |" in markdown(table_of(TASK, on_record(tmp_path / RECORDS)))
 
 

@@ -97,10 +97,14 @@ def test_costs_over_shared_seeds() -> None:
     lines = markdown(overviews.costs(OVERVIEW, RECORDS)).splitlines()
     assert lines[0] == "| training | 1% | best |"
     assert lines[2:] == [
-        "| Toy, 3 steps | +0.500 nats, 50% (2 seeds) | +0.500 nats, 50% (2 seeds) |",
-        "| Pictures | +5.0 points, 75% (1 seed) | +5.0 points, 75% (1 seed) |",
+        "| Toy, 3 steps | +0.500 nats (2 seeds), 50% | +0.500 nats (2 seeds), 50% |",
+        "| Pictures | +5.0 points (1 seed), 75% | +5.0 points (1 seed), 75% |",
     ]
     assert markdown(overviews.costs(OVERVIEW, {})).splitlines()[2:] == []
+    fewer = {**RECORDS, **made(TOY, {"alone": [2.0]})}
+    del fewer[TOY.training(TOY.line("alone"), 0.1, 2).command]
+    (toy, _) = markdown(overviews.costs(OVERVIEW, fewer)).splitlines()[2:]
+    assert toy.startswith("| Toy, 3 steps | +0.500 nats (2 seeds), 75% (1 seed) | ")
 
 
 def test_an_ablation_compares_first_seeds() -> None:

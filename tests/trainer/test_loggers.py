@@ -30,7 +30,7 @@ RUN = ("training.max_steps=4", "cluster=simulated", "cluster.workers=2")
 
 
 @pytest.fixture(autouse=True)
-def nobodylogged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def nobody_logged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No key, no settings, an empty home."""
     for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
         monkeypatch.delenv(name, raising=False)
@@ -40,7 +40,7 @@ def nobodylogged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     return home
 
 
-def testlogged_in_by_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_logged_in_by_a_key(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not logged_in()
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     assert logged_in()
@@ -51,20 +51,20 @@ def write_netrc(path: Path, host: str) -> None:
     path.chmod(0o600)
 
 
-def testlogged_in_by_netrc(nobodylogged_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_netrc(nobodylogged_in / ".netrc", "api.wandb.ai")
+def test_logged_in_by_netrc(nobody_logged_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_netrc(nobody_logged_in / ".netrc", "api.wandb.ai")
     assert logged_in()
     monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.example:8080")
     assert not logged_in()
-    write_netrc(nobodylogged_in / "elsewhere", "wandb.example")
-    monkeypatch.setenv("NETRC", str(nobodylogged_in / "elsewhere"))
+    write_netrc(nobody_logged_in / "elsewhere", "wandb.example")
+    monkeypatch.setenv("NETRC", str(nobody_logged_in / "elsewhere"))
     assert logged_in()
 
 
 @pytest.mark.parametrize("content", [b"", b"machine", b"\xff\xfe", b"machine other.example login a password b"])
-def test_not_logged_in_by_an_invalid_netrc(content: bytes, nobodylogged_in: Path) -> None:
-    (nobodylogged_in / ".netrc").write_bytes(content)
-    (nobodylogged_in / ".netrc").chmod(0o600)
+def test_not_logged_in_by_an_invalid_netrc(content: bytes, nobody_logged_in: Path) -> None:
+    (nobody_logged_in / ".netrc").write_bytes(content)
+    (nobody_logged_in / ".netrc").chmod(0o600)
     assert not logged_in()
 
 

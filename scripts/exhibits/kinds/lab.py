@@ -29,9 +29,6 @@ from scripts.labs.first_process import LabError
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters.profile import Profile
 
-# Functions for the YAML files of papers.
-__all__ = ["delayed", "schedules", "synchronizations", "timed"]
-
 ROOT = Path(__file__).resolve().parents[3]
 PROFILES = ROOT / "scripts" / "profiles"
 # Columns of seconds in the sheets; pictures look them up by name.
@@ -332,6 +329,7 @@ def timed(
 
 def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
     """Tables by title."""
+    name = " ".join(bench.current([script])[:2])
     with TemporaryDirectory() as folder:
         found = Path(folder) / "found.json"
         start = ["-m", "torch.distributed.run", *local(workers)] if workers else []
@@ -339,9 +337,9 @@ def _run(script: str, words: Sequence[str], workers: int) -> Mapping[str, Any]:
         try:
             ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=TIMEOUT, check=False)
         except subprocess.TimeoutExpired as error:
-            raise TrainingError(f"{script} did not end within {TIMEOUT:g} s; check the load of this machine") from error
+            raise TrainingError(f"{name} did not end within {TIMEOUT:g} s; check the load of this machine") from error
         if ended.returncode:
-            raise TrainingError(complaint(ended.stderr, script, ended.returncode))
+            raise TrainingError(complaint(ended.stderr, name, ended.returncode))
         tables: Mapping[str, Any] = json.loads(found.read_bytes())["cases"]
         return tables
 

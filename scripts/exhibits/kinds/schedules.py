@@ -20,8 +20,6 @@ from spardl.diagnostics.timeline.model import Lane, Timeline, in_backward
 from spardl.schedules.fusion import Linear
 from spardl.schedules.tuning import Tuner
 
-__all__ = ["OTHERS", "PARTITIONS", "breakdown", "fused_scaling", "fusion", "no_fusion", "scaling", "speed", "tuning"]
-
 OTHERS = ("WFBP (per layer)", "DDP-like 25 MB", "buckets tuned", "MG-WFBP")
 ALONE = ("WFBP (per layer)", "DeAR per layer", "DeAR tuned")
 DENSE = (*OTHERS, "DeAR 25 MB", "DeAR tuned")

@@ -36,11 +36,13 @@ def test_the_network_of_a_lab(tmp_path: Path) -> None:
     def measured() -> Network:
         done = in_lab(f"exec {DOCTOR} --out {tmp_path / 'lab.yaml'}", "--delay-ms", "4")
         assert done.returncode == 0, done.stdout + done.stderr
-        return parse_network(str(tmp_path / "lab.yaml"))
+        found = parse_network(str(tmp_path / "lab.yaml"))
+        assert found.alpha >= 8e-3
+        return found
 
     undisturbed(
         measured,
-        lambda found: found.gbit == pytest.approx(1.0, rel=0.1) and 8e-3 <= found.alpha <= 16e-3,
+        lambda found: found.gbit == pytest.approx(1.0, rel=0.1) and found.alpha <= 16e-3,
         seconds=300,
     )
 

@@ -116,10 +116,11 @@ def test_alpha_and_beta_of_a_known_network(doctor: Doctor, monkeypatch: pytest.M
         one, other = run_workers(2, _fitted)
         assert one == other
         found: Network = one
+        assert found.alpha >= 5e-3
         return found
 
     undisturbed(
         measured,
-        lambda found: 5e-3 <= found.alpha <= 10e-3 and found.gbit == pytest.approx(0.2, rel=0.1),
+        lambda found: found.alpha <= 10e-3 and found.gbit == pytest.approx(0.2, rel=0.1),
         times=20,
     )

@@ -23,7 +23,7 @@ import torch
 
 from scripts import choices
 from scripts.evidence import overviews
-from scripts.evidence.gaps import WORSE, gap, losses_of
+from scripts.evidence.overviews import WORSE, gap, losses_of
 from scripts.evidence.plans import ALONE, DENSE, Line, Task, excerpts_in, overview_in, tasks_in
 from scripts.exhibits.jobs import Job, Training
 from scripts.exhibits.measures import spread

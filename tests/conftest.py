@@ -36,6 +36,15 @@ def one_thread() -> None:
     torch.set_num_threads(1)
 
 
+@pytest.fixture
+def composing() -> Iterator[None]:
+    """Choices of train.py can be composed while a test runs."""
+    from scripts import choices
+
+    with choices.composing():
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def patience() -> Iterator[None]:
     """On a busy machine everything takes long, and tests that compare what is printed would find it said."""

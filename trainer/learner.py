@@ -20,6 +20,7 @@ from spardl.clusters.base import Cluster, gather_rows
 from spardl.method.elastic import sources
 from spardl.method.method import Method
 from spardl.method.moving import check_local_update, matrices_of
+from spardl.method.registry import check_loss_scale
 from spardl.protocol.programs import Worker
 from spardl.schedules.apply_update import ApplyUpdate, decay_of, step_size_of
 from spardl.schedules.engine import Schedule, Training
@@ -300,11 +301,8 @@ class Plan:
             raise ConfigError(
                 f"schedule={self.schedule.name} does not support loss scaling; use training.precision=bf16, or fp32"
             )
-        if self.method.compressor.absolute and self.settings.formats.scales:
-            raise ConfigError(
-                f"compressor={self.method.compressor.name} uses a fixed threshold, which does not work with a changing "
-                "loss scale; use training.precision=bf16 or fp32, or compressor=topk"
-            )
+        if self.settings.formats.scales:
+            check_loss_scale(self.method.compressor, "use training.precision=bf16 or fp32, or compressor=topk")
         # Raises if there are too few examples.
         self.sampler(Worker(0, workers))
         model = self._try_model()

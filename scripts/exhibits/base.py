@@ -47,7 +47,7 @@ Draw: TypeAlias = Callable[[Any], None]
 
 
 class Basis(NamedTuple):
-    """Sources of a value: what a model computed, what was timed or counted, and what is assumed."""
+    """Sources of a value: computed by a model, timed or counted, and assumed."""
 
     simulated: str
     measured: str

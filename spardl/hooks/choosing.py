@@ -27,6 +27,7 @@ from spardl.method.moving import (
     optimizers_of,
 )
 from spardl.method.recipes import Recipe, find_recipe, make_method, method_options, muon_defaults
+from spardl.method.registry import check_loss_scale
 from spardl.protocol.programs import Worker
 from spardl.schedules import Dear, LayerFusion, MgWfbp, Schedule, Wfbp
 
@@ -205,11 +206,8 @@ def check_update(
     Raises:
         ConfigError: If one of these arguments is missing, has no effect, contradicts the method or is invalid.
     """
-    if scaler is not None and scaler.is_enabled() and method.compressor.absolute:
-        raise ConfigError(
-            f"compressor={method.compressor.name} uses a fixed threshold, which does not work with a changing loss "
-            'scale; train without GradScaler (for example in bfloat16), or use "topka"'
-        )
+    if scaler is not None and scaler.is_enabled():
+        check_loss_scale(method.compressor, 'train without GradScaler (for example in bfloat16), or use "topka"')
     if not optimizers:
         _check_without_optimizer(schedule, method)
     elif len(optimizers) > 1:

@@ -78,7 +78,7 @@ def all_reduce(
     """
     _check(tensor, step, compare)
     made = resolve_momentum(choose_method(method, options), None)
-    check_averages_gradients(made.compressor, "all_reduce()")
+    check_averages_gradients(made.compressor, made.momentum, "all_reduce()")
     cluster = ProcessGroupCluster(group, tensor.device)
     made.communicator.check_workers(cluster.size)
     state = made.init_state(Layout.of([tensor.shape]), tensor.dtype, tensor.device)

@@ -464,8 +464,7 @@ def attach_fsdp(
             "AdamW, or DDP with attach()"
         )
     made = resolve_momentum(choose_method(method, options), optimizers or None, for_handle=True)
-    if not made.momentum.moved:
-        check_averages_gradients(made.compressor, "attach_fsdp()")
+    check_averages_gradients(made.compressor, made.momentum, "attach_fsdp()")
     if made.compressor.by_matrix:
         raise ConfigError(
             f"{type(made.compressor).__name__} compresses matrices, but FSDP's shards are flat and would be sent "

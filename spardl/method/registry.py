@@ -29,6 +29,7 @@ from spardl.protocol.programs import Combination
 
 __all__ = [
     "check_averages_gradients",
+    "check_loss_scale",
     "check_weights",
     "combinations",
     "communicators",
@@ -157,17 +158,18 @@ def _nature(compressor: type[Compressor]) -> str:
     return f"it {entries}{number}; unsent part: {compressor.mass.value}"
 
 
-def check_averages_gradients(compressor: Compressor, place: str) -> None:
-    """Checks that a compressor can be used where gradients, and not updates or changes of weights, are averaged.
+def check_averages_gradients(compressor: Compressor, rule: Momentum, place: str) -> None:
+    """Checks that a compressor suits the averaged vectors: gradients, or updates that each worker computes.
 
     Args:
         compressor: Compressor of the method.
-        place: Part that averages gradients, as in ``"schedule=wfbp"``.
+        rule: Resolved momentum rule of the method.
+        place: Part that averages, as in ``"schedule=wfbp"``.
 
     Raises:
-        ConfigError: If the compressor compares changes of weights with the weights.
+        ConfigError: If the compressor compares changes of weights with the weights, but gradients are averaged.
     """
-    if compressor.needs_weights:
+    if compressor.needs_weights and not rule.moved:
         raise ConfigError(
             f"compressor={compressor.name} compares changes of weights with the weights, but {place} averages "
             "gradients; use attach(..., optimizer=...) with AdamW, Muon, or SGD with momentum (in the trainer: "
@@ -193,3 +195,20 @@ def check_weights(compressor: Compressor, named: Iterable[tuple[str, Tensor]]) -
                 f"compressor={compressor.name} needs weights in float32, but {name} is {parameter.dtype}, which would "
                 "round averages of few changes to nothing; keep weights in float32 and compute in torch.autocast"
             )
+
+
+def check_loss_scale(compressor: Compressor, way: str) -> None:
+    """Checks that a compressor works with losses whose scale changes during training.
+
+    Args:
+        compressor: Compressor of the method.
+        way: Advice for the error message.
+
+    Raises:
+        ConfigError: If the compressor compares entries with a fixed threshold.
+    """
+    if compressor.absolute:
+        raise ConfigError(
+            f"compressor={compressor.name} uses a fixed threshold, which does not work with a changing loss scale; "
+            f"{way}"
+        )

@@ -419,8 +419,7 @@ class Schedule(ABC):
         Raises:
             ConfigError: If this schedule cannot run the method; the message says what to do instead.
         """
-        if not method.momentum.moved:
-            check_averages_gradients(method.compressor, f"schedule={self.name}")
+        check_averages_gradients(method.compressor, method.momentum, f"schedule={self.name}")
 
     def start(self, method: Method, cluster: Cluster, training: Training) -> Engine:
         """Creates the engine of one training; all workers must call this at the same time.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +16,7 @@ from scripts.exhibits import jobs, working
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True)
-def composing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    with choices.composing():
-        yield
+pytestmark = pytest.mark.usefixtures("composing")
 
 
 def training(workers: int, seed: int, cluster: str = "process_group") -> Any:

@@ -303,7 +303,7 @@ def test_turns_are_read_and_compared_one_by_one() -> None:
 
 
 def test_the_fastest_rival_is_named_though_it_wins() -> None:
-    """In the lab TopkA took 0.106 s and SparDL 0.115 s: what is published of Ok-Topk is said beside it."""
+    """In the lab TopkA took 0.106 s and SparDL 0.115 s: the published result of Ok-Topk stands next to it."""
     seconds = {"spardl": "0.115", "oktopk": "0.4", "topka": "0.106", "none": "0.6", "torch_s dense": "0.01"}
     timed = Lab(**{name: ", ".join([each] * 3) for name, each in seconds.items()})
     (found,) = found_in.spardl_in_the_lab(timed, "laptop", base.Results(Path("x"), {}))

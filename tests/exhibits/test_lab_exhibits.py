@@ -326,7 +326,7 @@ def updates(scale: str, *answers: Any) -> base.Results:
 def test_ratios_are_turn_by_turn() -> None:
     ratios, seconds = UPDATES.tables("smoke", updates("smoke", turns([0.1, 0.2, 0.4], [0.3, 0.4, 0.4])))
     cells = shown.cells(ratios, "P = 2, 1 Gbit/s")
-    # 3, 2 and 1 times as long: their median, where medians of seconds would have it, too, but not least and most.
+    # 3, 2 and 1 times as long: their median, where medians of seconds would also have it, but not least and most.
     assert cells["SparDL over Ok-Topk"].text == "2x (1..3)"
     assert cells["SparDL over dense"].value == pytest.approx(10)
     assert cells["SparDL over Ok-Topk, predicted"].value == pytest.approx(0.11 / 0.07)

@@ -408,7 +408,7 @@ def test_a_summary_has_what_a_trainings_has() -> None:
 
 @in_a_lab
 def test_bytes_and_seconds_in_the_lab(tmp_path: Path) -> None:
-    """A link of 0.1 Gbit/s carries what the interface counted, and no faster, but for its bucket in each step."""
+    """A link of 0.1 Gbit/s carries what the interface counted, and no faster, except for its bucket in each step."""
     file = tmp_path / "found.json"
     train = TRAIN.replace("=500", "=5001")
     words = ["--case", "ddp", "--steps", "12", "--every", "5", "--train", train, "--json", str(file)]

@@ -11,7 +11,7 @@ import pytest
 
 from scripts import docs, learning
 from scripts.evidence import figure, overviews
-from scripts.evidence.gaps import gap, losses_of
+from scripts.evidence.overviews import gap, losses_of
 from scripts.evidence.plans import Line, Overview, Task, first_recorded, overview_in
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.records import Record, Records, on_record

@@ -10,25 +10,18 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts import choices, reproduce
+from scripts import reproduce
 from scripts.exhibits import base, jobs, measures, tables, working
 from scripts.exhibits.charts import axes
 from scripts.exhibits.kinds import trainings
 from spardl.basics.errors import ConfigError, WorkerError
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def composing() -> Iterator[None]:
-    with choices.composing():
-        yield
 
 
 def double(number: int) -> dict[str, int]:

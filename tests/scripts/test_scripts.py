@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import re
-from collections.abc import Iterator
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -88,30 +87,24 @@ LINES = (
 )
 
 
-@pytest.fixture
-def _composing() -> Iterator[None]:
-    with choices.composing():
-        yield
-
-
 def whole(*words: str) -> Any:
     return OmegaConf.to_container(compose("train", list(words)), resolve=True)
 
 
-@pytest.mark.usefixtures("_composing")
+@pytest.mark.usefixtures("composing")
 @pytest.mark.parametrize("words", LINES, ids=" ".join)
 def test_the_same_is_composed(words: tuple[str, ...]) -> None:
     assert choices.composed(*words) == whole(*words)
 
 
-@pytest.mark.usefixtures("_composing")
+@pytest.mark.usefixtures("composing")
 def test_no_line_leaves_anything_to_the_next() -> None:
     before = choices.composed("compressor=topk")
     choices.composed("compressor=topk", "seed=9", "+model.more=1", "~training.log_every")["model"].clear()
     assert choices.composed("compressor=topk") == before == whole("compressor=topk")
 
 
-@pytest.mark.usefixtures("_composing")
+@pytest.mark.usefixtures("composing")
 @pytest.mark.parametrize(
     "word", ["compressor=nothing", "nonsense=1", "seed=1,2", "compressor=topk,none", "~nonsense", "+seed=1", "a=[", "x"]
 )
@@ -124,7 +117,7 @@ def test_the_same_is_refused(word: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.usefixtures("_composing")
+@pytest.mark.usefixtures("composing")
 def test_trainings_of_all_exhibits_are_composed_alike() -> None:
     """A sample of some hundred, of every scale."""
     scales = ("smoke", "laptop", "evening", "paper")

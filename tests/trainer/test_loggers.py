@@ -492,7 +492,7 @@ def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
         outputs = tmp_path / str(next(attempts)) / "out"
         words = ("training.max_steps=100", *RUN[1:], "logger=wandb", "logger.timeout=4", f"output_dir={outputs}")
         with beside(*words, folder=outputs.parent / "log") as run:
-            # It starts beside the training.
+            # It starts next to the training.
             wait_until(lambda: (steps_logged(outputs) >= 3 and services(run.pid)) or run.ended())
             found = services(run.pid)
             assert found

@@ -289,7 +289,7 @@ def test_zeros_and_levels_stay() -> None:
 
 
 def test_small_chances_are_chances() -> None:
-    """2^-20 of 2^22 entries, beside a whole part that has no room for it in float32 and a draw."""
+    """2^-20 of 2^22 entries, next to a whole part that has no room for it in float32 and a draw."""
     values = torch.full((1 << 22,), 2.0**-20)
     lifted = int(round_stochastically(values, torch.Generator().manual_seed(1)).sum())
     assert 0 < lifted < 20

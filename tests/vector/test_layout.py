@@ -167,7 +167,7 @@ def bits_of(entry: Tensor) -> bytes:
 
 
 def same_numbers(one: Tensor, other: Tensor) -> bool:
-    """To the last bit, but for which NaN it is."""
+    """To the last bit, except for which NaN it is."""
     nan = one.isnan()
     assert one.dtype is other.dtype
     return torch.equal(nan, other.isnan()) and same_bits(one[~nan], other[~nan])

@@ -155,7 +155,7 @@ class Known(Enum):
 
 
 class Published(NamedTuple):
-    """A published figure as stated, how we know it, what is unknown or known from others, and its table or figure."""
+    """A published figure as stated, how it is known, a note, and its table or figure."""
 
     figure: str
     known: Known
@@ -267,7 +267,7 @@ class TaskFinding(NamedTuple):
 class Judgement(NamedTuple):
     """Verdict on a claim, with the limits that applied; a description and the basis of the runs, and their jobs.
 
-    If the claim has tasks, each task that was run has a verdict of its own.
+    If the claim has tasks, each task that was run has its own verdict.
     """
 
     claim: Claim

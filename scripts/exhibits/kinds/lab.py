@@ -349,14 +349,14 @@ def local(workers: int) -> Sequence[str]:
     return ("--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", str(workers))
 
 
-def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str, beside: Sequence[str]) -> Mapping[str, Any]:
+def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str, further: Sequence[str]) -> Mapping[str, Any]:
     """Milliseconds, and multiples of the floor."""
     base = next(median(row["seconds"]) for row in rows if row["name"] == floor)
-    columns = ("what", "median ms", "least", "most", f"x {floor}", *beside)
+    columns = ("what", "median ms", "least", "most", f"x {floor}", *further)
     figures = {}
     for row in rows:
         times = (median(row["seconds"]), min(row["seconds"]), max(row["seconds"]))
-        figures[row["name"]] = [*(1000 * each for each in times), times[0] / base, *(row[name] for name in beside)]
+        figures[row["name"]] = [*(1000 * each for each in times), times[0] / base, *(row[name] for name in further)]
     return sheet(title, columns, figures)
 
 

@@ -35,7 +35,7 @@ def images(count: int, seed: int):
 
 @pytest.fixture
 def small_cifar10(tmp_path, monkeypatch):
-    """A folder in the layout of the original with seven images; torchvision is told its checksums."""
+    """A folder in the layout of the original with seven images; torchvision gets its checksums."""
     folder = tmp_path / "cifar-10-batches-py"
     folder.mkdir()
     kind = torchvision.datasets.CIFAR10

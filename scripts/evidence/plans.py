@@ -97,7 +97,11 @@ class Task:
 
     def training(self, line: Line, rate: float, seed: int) -> Training:
         """Returns the training of a row with a learning rate and a seed."""
-        return Training((*self.words, *line.words, f"optimizer.lr={rate:g}", f"seed={seed}"))
+        # A row's arguments replace those of the task. Tasks that differ only in replaced arguments, such as the number
+        # of workers of a single worker, share the run and its record.
+        replaced = {word.partition("=")[0] for word in line.words}
+        shared = (word for word in self.words if word.partition("=")[0] not in replaced)
+        return Training((*shared, *line.words, f"optimizer.lr={rate:g}", f"seed={seed}"))
 
     def choosing(self, line: Line) -> tuple[int, ...]:
         """Seeds that determine the learning rate of a row: all for references and rivals, otherwise the first."""

@@ -68,6 +68,13 @@ def test_reference_rates_use_all_seeds(filled: Path) -> None:
     assert learning.missing(TASK, records) == gone
 
 
+def test_tasks_with_other_numbers_of_workers_share_the_single_worker() -> None:
+    more = Task("more", "more workers", (*WORDS[:2], "cluster.workers=4"), "loss", True, (1, 2), LINES)
+    assert more.training(LINES[1], 0.1, 2).command == TASK.training(LINES[1], 0.1, 2).command
+    assert more.training(LINES[0], 0.1, 2).command != TASK.training(LINES[0], 0.1, 2).command
+    assert TASK.training(LINES[1], 0.1, 2).words == (*WORDS[:2], *LINES[1].words, "optimizer.lr=0.1", "seed=2")
+
+
 def test_the_first_seed_only(filled: Path) -> None:
     records = dict(on_record(filled))
     for line, rate, seed in ((LINES[3], 0.1, 2), (LINES[0], 0.1, 2)):

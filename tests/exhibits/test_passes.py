@@ -62,20 +62,6 @@ def test_updates_have_the_seconds_of_the_profile(given: Given) -> None:
     assert "vgg16" not in exhibit.basis.measured
 
 
-def test_slow_passes_leave_less_to_gain_on_the_map(given: Given) -> None:
-    exhibit = catalogue()["spardl.regimes"]
-    measured = exhibit.with_passes(vgg16(given, 1000.0))
-    rows = [
-        {row.name: row.cells for row in each.tables("laptop", counted(each, "laptop"))[1].rows}
-        for each in (exhibit, measured)
-    ]
-    name = "VGG-16 on CIFAR-10, ethernet_1g"
-    last = [each[name][-1].value for each in rows]
-    assert last[1] == pytest.approx(1, abs=1e-3)
-    assert last[0] != last[1]
-    assert rows[0][name][:-3] == rows[1][name][:-3]  # messages
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "name", ["dear.speed", "dear.breakdown", "dear.tuning", "sketch_fusion.fusion", "sketch_fusion.scaling"]
@@ -139,7 +125,6 @@ def test_a_profile_of_another_size_is_refused(given: Given) -> None:
     wrong = given("vgg16", 12), given("resnet50", 12), given("lstm_imdb", 12)
     for exhibit, taken in (
         (catalogue()["spardl.breakdown"], wrong[0]),
-        (catalogue()["spardl.regimes"], wrong[0]),
         (catalogue()["dear.speed"], wrong[1]),
         (catalogue()["dear.lab"], wrong[1]),
         (catalogue()["spardl.lab_updates"], wrong[2]),

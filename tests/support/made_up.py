@@ -16,8 +16,8 @@ from zlib import crc32
 
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.jobs import Computation, Job, Outcome, Training
-from scripts.exhibits.kinds import lab, lazy, predictions, schedules
-from scripts.exhibits.kinds.thresholds import BINS, THRESHOLDS
+from scripts.exhibits.kinds import lab, predictions, schedules
+from scripts.exhibits.kinds.traces import BINS, THRESHOLDS
 
 STEPS = ("none, after_backward", "none, wfbp", "none, dear")
 METHODS = ("torch dense all-reduce", "torch PowerSGD hook, rank 4", "spardl", "oktopk", "topka", "none")
@@ -131,16 +131,6 @@ def _adapted(job: Computation) -> Mapping[str, Any]:
     return {"h": [[each] * 2 for each in h], "union": [[round(1.3 * each)] * 2 for each in h], "k": [[100] * 2] * steps}
 
 
-def _cut(job: Computation) -> Mapping[str, Any]:
-    """Of blocks that are cut at once less arrives."""
-
-    def way(selections: float, share: float) -> Mapping[str, Any]:
-        mass = [share * (1 - 0.4 * math.exp(-step / 9)) for step in range(_steps(job))]
-        return {"selections": selections, "entries": 1.0, "mass": mass, "distance": [1 - each for each in mass]}
-
-    return {"same": [0.4] * _steps(job), lazy.LAZY: way(14.0, 0.3), lazy.EAGER: way(27.0, 0.2)}
-
-
 def _loads(job: Computation) -> Mapping[str, Any]:
     del job
     steep = [max(0, 400 - 60 * worker) + 5 for worker in range(16)]
@@ -211,7 +201,6 @@ MADE: Mapping[str, Callable[[Computation], Mapping[str, Any]]] = {
     "selected": _selected,
     "selections": _selections,
     "adaptation": _adapted,
-    "lazy": _cut,
     "loads": _loads,
     "spardl.time_to_accuracy": _raced,
     "frontier.learned": _learned,

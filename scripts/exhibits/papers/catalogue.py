@@ -11,18 +11,15 @@ from typing import NamedTuple
 from scripts.exhibits.base import Exhibit
 from scripts.exhibits.charts.sheets import Chart, Dots, Lines
 from scripts.exhibits.declared import Definitions, Keys, Reader, Variants, entries, parse
-from scripts.exhibits.kinds.adaptation import Adaptation
 from scripts.exhibits.kinds.balance import Balance
 from scripts.exhibits.kinds.counts import CountedCosts
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.lab import Measured, Timed
 from scripts.exhibits.kinds.lab_updates import LabUpdates
-from scripts.exhibits.kinds.lazy import Laziness
 from scripts.exhibits.kinds.predictions import Prediction
 from scripts.exhibits.kinds.races import Race
-from scripts.exhibits.kinds.regimes import Regimes
 from scripts.exhibits.kinds.study import StudyGrid, StudyRates
-from scripts.exhibits.kinds.thresholds import Selections, Thresholds
+from scripts.exhibits.kinds.traces import Adaptation, Selections, Thresholds
 from scripts.exhibits.kinds.trainings import Contrasts, EveryMethod, MethodComparison
 from scripts.exhibits.kinds.updates import UpdateBreakdown
 from spardl.basics.errors import ConfigError
@@ -40,7 +37,6 @@ KINDS: Mapping[str, type[Exhibit]] = MappingProxyType(
         "study_rates": StudyRates,
         "counts": CountedCosts,
         "updates": UpdateBreakdown,
-        "regimes": Regimes,
         "lab": Measured,
         "lab_updates": LabUpdates,
         "benchmark": Timed,
@@ -49,7 +45,6 @@ KINDS: Mapping[str, type[Exhibit]] = MappingProxyType(
         "prediction": Prediction,
         "adaptation": Adaptation,
         "balance": Balance,
-        "lazy": Laziness,
         "thresholds": Thresholds,
         "xi": Selections,
     }

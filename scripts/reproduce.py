@@ -7,16 +7,14 @@ python scripts/reproduce.py all --scale smoke
 python scripts/reproduce.py spardl.residuals --scale smoke --explain GRES
 python scripts/reproduce.py all --scale evening --record
 python scripts/reproduce.py all --scale evening --done
-python scripts/reproduce.py spardl.breakdown --scale laptop --profile vgg16=vgg16.json
 
 Finished jobs are found by their id and not repeated: in --outputs, otherwise in the records of --records, which are in
 the repository, so that a clone has tables and figures without training. --own ignores records. --record adds the jobs
-done here to the records. --done runs nothing and shows the available results. --profile MODEL=FILE replaces assumed GPU
-times by those that scripts/profile_model.py measured. Interrupted jobs continue; failed jobs are retried, and the table
-gives the reason if they fail again. Jobs that need a cluster (--scale paper) do not run here: the commands that submit
-them to Slurm are printed, and their results are found afterwards. Tables are written to --report as Markdown, CSV,
-LaTeX and HTML, figures as PNG and PDF; index.html shows all exhibits that were ever made into that folder. Rows that
-were not run are left out of the tables and listed once, with the time they need.
+done here to the records. --done runs nothing and shows the available results. Interrupted jobs continue; failed jobs
+are retried, and the table gives the reason if they fail again. Jobs that need a cluster (--scale paper) do not run
+here: the commands that submit them to Slurm are printed, and their results are found afterwards. Tables are written to
+--report as Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html shows all exhibits that were ever made
+into that folder. Rows that were not run are left out of the tables and listed once, with the time they need.
 """
 
 from __future__ import annotations
@@ -36,7 +34,6 @@ from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import Section
 from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, tables_section, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
-from scripts.exhibits.passes import MeasuredPasses, read_passes
 from scripts.exhibits.published import BASIS, PAPER, TITLE, WORDS, published_table
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.tables import markdown
@@ -61,31 +58,6 @@ def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
             raise ConfigError(f"exhibit {name!r} does not exist; choose from {', '.join(known)}, or all")
     found = list(known.values()) if EVERYTHING in names else [known[name] for name in dict.fromkeys(names)]
     return found if seeds is None else [exhibit.with_seeds(seeds) for exhibit in found]
-
-
-def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, MeasuredPasses]) -> list[Exhibit]:
-    """Returns the exhibits with measured GPU times, by model, in place of assumed ones; prints the changes.
-
-    Raises:
-        ConfigError: If no exhibit assumes the times of a given model, or the model has another size.
-    """
-    if not given:
-        return list(exhibits)
-    assumed = {exhibit.name: exhibit.assumes(scale) for exhibit in exhibits}
-    known = sorted({model for models in assumed.values() for model in models})
-    for model in given:
-        if model not in known:
-            way_out = f"profile one of {', '.join(known)}" if known else "remove it"
-            raise ConfigError(f"--profile {model} has no effect on the chosen exhibits at {scale}; {way_out}")
-    for name, models in assumed.items():
-        parts = {
-            "measured": [model for model in models if model in given],
-            "still assumed": [model for model in models if model not in given],
-        }
-        said = "; ".join(f"{words}: {', '.join(own)}" for words, own in parts.items() if own)
-        effect = f"passes {said}" if said else "assumes no passes, so --profile changes nothing"
-        print(f"{name}: {effect}", flush=True)
-    return [exhibit.with_passes(given) for exhibit in exhibits]
 
 
 def describe(exhibit: Exhibit) -> str:
@@ -199,13 +171,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="jobs at a time (default: 1)")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: that of each exhibit)")
     parser.add_argument("--explain", metavar="ROW", help="print where the figures of a row come from")
-    parser.add_argument(
-        "--profile",
-        metavar="MODEL=FILE",
-        action="append",
-        default=[],
-        help="measured passes in place of assumed ones; can be given once per model",
-    )
     torch.set_num_threads(1)
     return answer(act, parser.parse_args())
 
@@ -223,12 +188,7 @@ def act(arguments: argparse.Namespace) -> int:
         raise ConfigError("no exhibit given; name one, or all (--list prints them)")
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
-    if arguments.profile and arguments.record:
-        raise ConfigError(
-            "--record and --profile exclude each other, because records must not depend on local files; remove one"
-        )
-    given = read_passes(arguments.profile)
-    exhibits = measured(chosen(arguments.exhibits, arguments.seeds), arguments.scale, given)
+    exhibits = chosen(arguments.exhibits, arguments.seeds)
     records = RecordStore(arguments.records)
     store = None if arguments.own else records
     judged, further = list[Section](), list[Section]()

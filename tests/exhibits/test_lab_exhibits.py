@@ -14,7 +14,7 @@ import pytest
 
 from scripts import bench
 from scripts.exhibits import base, jobs, working
-from scripts.exhibits.kinds import lab, lab_updates
+from scripts.exhibits.kinds import lab
 from scripts.exhibits.kinds.gpu import MODELS
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError, TrainingError
@@ -370,7 +370,7 @@ def test_updates_can_be_typed_and_sleep_as_long_as_is_assumed() -> None:
 @pytest.mark.timeout(600)
 def test_updates_in_a_lab() -> None:
     (job,) = UPDATES.jobs("smoke")
-    found = lab_updates.timed_updates(**dict(job.arguments))
+    found = lab.timed_updates(**dict(job.arguments))
     assert json.loads(json.dumps(found)) == found
     by_name = {row["method"]: row for row in found["rows"]}
     assert list(by_name) == list(UPDATES.methods.values())

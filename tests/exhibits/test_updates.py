@@ -13,7 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet50
 
 from scripts.benchmarks import schedules as bench_schedules
-from scripts.exhibits.kinds import counts, gpu, updates
+from scripts.exhibits.kinds import counts, gpu
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.clusters import Network
 from tasks.models.vgg_cifar import CifarVgg
@@ -71,7 +71,7 @@ def test_the_parts_by_hand() -> None:
     # 6 x 1e6 x 10 operations at 6e9 a second, and an update of 1000 entries; a byte takes a millisecond.
     model, network = gpu.Model("Small", 1000, 10, 1e6, 6e9, "by hand"), Network(alpha=1e-3, gbit=8e-6)
     kinds = [kind(4, 0.1, 0.75, 0.2, 100.0), kind(8, 0.5, 0.25, 1.0, 100.0)]
-    found = updates.predict(model, "topka", kinds, 4, network)
+    found = counts.predict(model, "topka", kinds, 4, network)
     assert found.computation == pytest.approx(0.01 + 1000 * 5e-11)
     assert found.latency == pytest.approx(5e-3)  # 3/4 x 4 + 1/4 x 8 rounds
     assert found.bandwidth == pytest.approx(0.5)  # 100 bytes, and 3/4 x 200 + 1/4 x 1000
@@ -84,13 +84,13 @@ def test_the_parts_by_hand() -> None:
 
 
 def exhibit(workers: tuple[int, ...] = (2, 4)) -> Any:
-    return updates.UpdateBreakdown(
+    return counts.UpdateBreakdown(
         name="x.y",
         title="T",
         source="",
         shows="",
-        methods={"one": updates.Contender("topka"), "all": updates.Contender("none")},
-        plans={"smoke": updates.UpdatePlan({"vgg16": workers}, 64, "")},
+        methods={"one": counts.Counted("topka"), "all": counts.Counted("none")},
+        plans={"smoke": counts.UpdatePlan({"vgg16": workers}, 64, "")},
         network="ethernet_1g",
         density={"vgg16": 0.01},
         baseline="all",
@@ -145,9 +145,9 @@ def test_the_picture_stacks_all_parts() -> None:
 
 
 def test_a_bar_that_would_dwarf_the_others_is_cut_off() -> None:
-    axes = Figure().subplots()
-    bars = {"a": (1, 0, 0, 0), "b": (1, 1, 0, 0), "c": (0, 0, 0, 50)}
-    updates._draw_bars(axes, {name: updates.Parts(*parts) for name, parts in bars.items()})
+    figure, bars = Figure(), {"a": (1, 0, 0, 0), "b": (1, 1, 0, 0), "c": (0, 0, 0, 50)}
+    counts.draw_parts({name: counts.Parts(*parts) for name, parts in bars.items()}, figure)
+    (axes,) = figure.axes
     assert axes.get_xlim() == (0, pytest.approx(1.05 * 6))
     assert [text.get_text() for text in axes.texts] == [" 1", " 2", " \u219250"]
 
@@ -174,7 +174,7 @@ def test_assumptions_are_those_of_our_networks_and_benchmarks() -> None:
 
 
 def test_every_exhibit_finds_its_assumptions() -> None:
-    found = [made for made in catalogue().values() if isinstance(made, updates.UpdateBreakdown)]
+    found = [made for made in catalogue().values() if isinstance(made, counts.UpdateBreakdown)]
     assert {made.name.partition(".")[0] for made in found} == {"spardl", "oktopk"}
     for made in found:
         assert made.baseline in made.methods

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from textwrap import fill
 from typing import Any
@@ -115,6 +115,12 @@ def plain(axes: Any, across: str = "", up: str = "", grid: str = "both") -> None
     axes.set_axisbelow(True)
     axes.set_xlabel(across, fontsize=TEXT, color=palette.INK)
     axes.set_title(up, fontsize=TEXT, loc="left", color=palette.INK)
+
+
+def rows_from_the_top(axes: Any, names: Sequence[str]) -> None:
+    """Makes the vertical axis that of named rows at 0, 1, and so on, the first on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
 
 
 def logarithmic(axis: Any, values: Iterable[float], unit: str = "") -> None:

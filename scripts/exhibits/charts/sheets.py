@@ -103,8 +103,7 @@ class Dots(Chart):
             for column, value in figures.items():
                 look = looks[column]
                 axes.plot([value], [place], look.marker, color=look.color, markersize=5.5, alpha=0.9, markeredgewidth=0)
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes_of.rows_from_the_top(axes, list(rows))
         values = [value for figures in rows.values() for value in figures.values()]
         if self.ratio:
             axes.axvline(1, color=palette.SOFT, linewidth=0.9)

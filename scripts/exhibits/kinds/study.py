@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.axes import plain
+from scripts.exhibits.charts.axes import plain, rows_from_the_top
 from scripts.exhibits.charts.curves import Fields, draw_fields
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, seconds_cell
@@ -221,8 +221,7 @@ def draw_axes(found: Sequence[tuple[str, Sequence[float]]], dense: Sequence[floa
     if dense:
         axes.axvline(mean(dense), linestyle=":", color=palette.SOFT)
         axes.annotate("dense", (mean(dense), 1), (0, 2), ("data", "axes fraction"), "offset points", ha="center")
-    axes.set_yticks(range(len(found)), [name for name, _ in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    rows_from_the_top(axes, [name for name, _ in found])
 
 
 def _values_cells(values: Sequence[float]) -> list[Cell]:

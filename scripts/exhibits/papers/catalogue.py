@@ -12,16 +12,14 @@ from scripts.exhibits.base import Exhibit
 from scripts.exhibits.charts.sheets import Chart, Dots, Lines
 from scripts.exhibits.declared import Definitions, Keys, Reader, Variants, entries, parse
 from scripts.exhibits.kinds.balance import Balance
-from scripts.exhibits.kinds.counts import CountedCosts
+from scripts.exhibits.kinds.counts import CountedCosts, UpdateBreakdown
 from scripts.exhibits.kinds.frontier import Frontier
-from scripts.exhibits.kinds.lab import Measured, Timed
-from scripts.exhibits.kinds.lab_updates import LabUpdates
-from scripts.exhibits.kinds.predictions import Prediction
+from scripts.exhibits.kinds.lab import LabUpdates, Measured, Timed
+from scripts.exhibits.kinds.predictions import Computed
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.kinds.study import StudyGrid, StudyRates
 from scripts.exhibits.kinds.traces import Adaptation, Selections, Thresholds
 from scripts.exhibits.kinds.trainings import Contrasts, EveryMethod, MethodComparison
-from scripts.exhibits.kinds.updates import UpdateBreakdown
 from spardl.basics.errors import ConfigError
 
 FOLDER = Path(__file__).parent
@@ -42,7 +40,7 @@ KINDS: Mapping[str, type[Exhibit]] = MappingProxyType(
         "benchmark": Timed,
         "race": Race,
         "frontier": Frontier,
-        "prediction": Prediction,
+        "prediction": Computed,
         "adaptation": Adaptation,
         "balance": Balance,
         "thresholds": Thresholds,

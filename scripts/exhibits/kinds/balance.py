@@ -36,13 +36,7 @@ BASIS = Basis(
 
 
 class Snapshot(NamedTuple):
-    """Selections of all workers in one step.
-
-    Attributes:
-        own: Selected entries of each worker.
-        borders: Borders of the regions that Ok-Topk uses in this step.
-        k: Target number of entries.
-    """
+    """Selections of all workers in one step, and the borders of the regions that Ok-Topk uses in it."""
 
     own: Sequence[SparseVector]
     borders: Sequence[int]
@@ -88,17 +82,9 @@ class Sent(NamedTuple):
 
 
 def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:
-    """Trains with Ok-Topk and compares ways to send the entries selected in the last step.
+    """Trains with Ok-Topk for at least 2 steps; compares ways to send the entries selected in the last one.
 
-    Args:
-        words: Arguments of train.py.
-        steps: Number of training steps, at least 2.
-
-    Returns:
-        ``length`` of the gradient, ``k``, and the result of :func:`compare`.
-
-    Raises:
-        ConfigError: if the configuration is invalid.
+    Returns ``length`` of the gradient, ``k``, and the result of :func:`compare`.
     """
     recorder = _Recorder(first=steps - 1)
     train_watched(words, steps, recorder)
@@ -187,13 +173,7 @@ def _largest(sums: Sequence[SparseVector], k: int) -> list[SparseVector]:
 
 
 class Kind(NamedTuple):
-    """A comparison of two ways.
-
-    Attributes:
-        title: Title of the table.
-        ways: Names of the ways without and with balancing in :func:`compare`.
-        paper: Published gain.
-    """
+    """A comparison of the ways without and with balancing in :func:`compare`, and the published gain."""
 
     title: str
     ways: tuple[str, str]

@@ -51,23 +51,14 @@ VARIANTS: Variants = MappingProxyType({Exhibit: KINDS, Chart: {"dots": Dots, "li
 
 
 class Paper(NamedTuple):
-    """A paper and its exhibits.
-
-    Attributes:
-        title: Title with authors and year.
-        exhibits: Exhibits in the order of the report.
-    """
+    """A paper, with authors and year, and its exhibits in the order of the report."""
 
     title: str
     exhibits: tuple[Exhibit, ...]
 
 
 def load(path: Path, shared: Definitions) -> Paper:
-    """Reads the file of a paper.
-
-    Args:
-        path: The file, with ``paper:``, ``definitions:`` (optional) and ``exhibits:``.
-        shared: Definitions that the file can use in addition to its own.
+    """Reads the file of a paper with ``paper:``, ``definitions:`` (optional) and ``exhibits:``.
 
     Raises:
         ConfigError: If the file does not fit to the classes of the exhibits.

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -32,16 +32,15 @@ from scripts.exhibits.charts.axes import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import Section
-from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, tables_section, write
+from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
-from scripts.exhibits.published import BASIS, PAPER, TITLE, WORDS, published_table
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.tables import markdown
 from scripts.exhibits.unrun import unrun, unrun_table
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete, write_arrays
 from spardl.basics.errors import ConfigError, SpardlError
 
-EVERYTHING, CLAIMS, PUBLISHED = "all", "claims", "published"
+EVERYTHING, CLAIMS = "all", "claims"
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
@@ -76,25 +75,16 @@ def report(
     results: Results,
     folder: Path,
     judged: Sequence[Section] = (),
-    further: Sequence[Section] = (),
 ) -> Path:
-    """Adds exhibits to the report in a folder, after sections of judged claims and before further ones.
+    """Adds exhibits to the report in a folder, after sections of judged claims.
 
     Returns:
         Path of the page.
     """
     groups = papers()
     sections = [exhibit_section(exhibit, groups[exhibit.name], scale, results) for exhibit in exhibits]
-    order = [key(name, each) for name in (CLAIMS, *groups, PUBLISHED) for each in SCALES]
-    return add(folder, [*judged, *sections, *further], order)
-
-
-def published_sections(exhibits: Mapping[str, Exhibit], results: Results) -> list[Section]:
-    """Returns the section of the published trainings that were not run, the same at all sizes, if there are any."""
-    table = published_table(exhibits)
-    if table is None:
-        return []
-    return [tables_section(key(PUBLISHED, PAPER), TITLE, WORDS, PAPER, [table], BASIS, results)]
+    order = [key(name, each) for name in (CLAIMS, *groups) for each in SCALES]
+    return add(folder, [*judged, *sections], order)
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
@@ -191,7 +181,7 @@ def act(arguments: argparse.Namespace) -> int:
     exhibits = chosen(arguments.exhibits, arguments.seeds)
     records = RecordStore(arguments.records)
     store = None if arguments.own else records
-    judged, further = list[Section](), list[Section]()
+    judged = list[Section]()
     recorded = True
 
     def ended(job: Job, fault: SpardlError | None) -> None:
@@ -217,14 +207,13 @@ def act(arguments: argparse.Namespace) -> int:
         if EVERYTHING in arguments.exhibits:
             every = {exhibit.name: exhibit for exhibit in exhibits}
             judged = [claims_section(judge_all(every, arguments.scale, results), arguments.scale, results)]
-            further = published_sections(every, results)
     tables = [table for exhibit in exhibits for table in write(exhibit, arguments.scale, results, arguments.report)]
     waiting = unrun_table([each for exhibit in exhibits for each in unrun(exhibit, arguments.scale, results)])
     for table in filter(None, (*tables, waiting)):
         print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
-    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged, further)}", flush=True)
+    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
     pending = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
     failed = sum(results.of(job).reason is not None for job in jobs if job.id not in pending)
     if failed:

@@ -124,13 +124,6 @@ def _selections(job: Computation) -> Mapping[str, Any]:
     return {"k": 100, "xi": xi, "sent": [0.8 * value for value in xi], "last": last}
 
 
-def _adapted(job: Computation) -> Mapping[str, Any]:
-    """Blocks of two workers; h falls from k to where the union has as much."""
-    steps = _steps(job)
-    h = [round(100 * (0.3 + 0.7 * math.exp(-step / 9) + 0.1 * _share(job.command))) for step in range(steps)]
-    return {"h": [[each] * 2 for each in h], "union": [[round(1.3 * each)] * 2 for each in h], "k": [[100] * 2] * steps}
-
-
 def _loads(job: Computation) -> Mapping[str, Any]:
     del job
     steep = [max(0, 400 - 60 * worker) + 5 for worker in range(16)]
@@ -200,7 +193,6 @@ MADE: Mapping[str, Callable[[Computation], Mapping[str, Any]]] = {
     "cycle": _cycle,
     "selected": _selected,
     "selections": _selections,
-    "adaptation": _adapted,
     "loads": _loads,
     "spardl.time_to_accuracy": _raced,
     "frontier.learned": _learned,

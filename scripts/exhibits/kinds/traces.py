@@ -1,9 +1,9 @@
-"""Selections in every step of real trainings: of thresholds, of single workers (xi), and SparDL's adaptation of h."""
+"""Selections in every step of real trainings: entries that thresholds select, and the error of local selection (xi)."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from statistics import NormalDist, mean
 from types import MappingProxyType
@@ -28,7 +28,6 @@ from scripts.exhibits.kinds.watched import (
     train_watched,
 )
 from scripts.exhibits.tables import Cell, Table
-from spardl.communicators.spardl import SparDLState
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Context, Worker
 from spardl.vector.sparse import SparseVector, Sum
@@ -353,113 +352,3 @@ def _draw_cuts(last: Mapping[str, Any], figure: Any) -> None:
         for place in (-cut / last["scale"], cut / last["scale"]):
             axes.axvline(place, color=looks[name].color, linestyle=looks[name].dash)
     axes.set_yscale("log")
-
-
-NEAR, WINDOW = 0.1, 10  # tolerance of SparDL's h as a share of k; number of steps to average
-# Quantities to draw, one panel each.
-ADAPTED: Mapping[str, str] = MappingProxyType({"h": "entries that a team sends", "union": "entries of all teams"})
-TEAMS = ("teams", "k of a block", "h at first", "h, second half", "union / k, at first", "second half", "near k from")
-
-
-@dataclass
-class _Noting(SparDLState):
-    """State that also records the values to which it adapts: h, union and k, by step."""
-
-    sent: list[tuple[int, int, int]] = field(default_factory=list)
-
-    def adapt(self, merged: int, k: int, teams: int) -> None:
-        """Adapts h, and records it."""
-        self.sent.append((self.h, merged, k))
-        super().adapt(merged, k, teams)
-
-
-@dataclass
-class _Adaptations(Trace):
-    """Replaces the states of all workers by those that record."""
-
-    states: dict[int, _Noting] = field(default_factory=dict)
-
-    def before(self, method: Method, worker: Worker, state: MethodState) -> None:
-        if worker.rank not in self.states:
-            assert isinstance(state.communication, SparDLState)
-            self.states[worker.rank] = _Noting(**asdict(state.communication))
-            state.communication = self.states[worker.rank]
-
-
-def record_adaptation(words: Sequence[str], steps: int) -> dict[str, Any]:
-    """Trains with SparDL in more than one team and B-SAG, and traces h.
-
-    Returns:
-        Of each worker's block, by step: ``h``, the entries that each team sent; ``union``, the different ones among
-        them; and their wanted number ``k``.
-    """
-    watch = _Adaptations()
-    train_watched(words, steps, watch)
-    by_step = zip(*(watch.states[rank].sent for rank in sorted(watch.states)), strict=True)
-    h, union, k = zip(*(zip(*workers, strict=True) for workers in by_step), strict=True)
-    return {name: [list(step) for step in found] for name, found in (("h", h), ("union", union), ("k", k))}
-
-
-@dataclass(frozen=True)
-class Adaptation(TracedExhibit):
-    """Cases x numbers of teams, with one table and one picture per case."""
-
-    basis: Basis = field(
-        default=basis_of_trace("h and the size of the union of every block, in every step of real trainings"),
-        kw_only=True,
-    )
-    traced = "adaptation"
-    trace = record_adaptation
-    about = (
-        "{plan.titles}. {plan.steps} steps, B-SAG. Means over all workers' blocks; the union is what all teams send of "
-        f"a block, each entry once. Near k from: the step from which on the union stays within {NEAR:.0%} of k, as the "
-        f"mean of {WINDOW} steps. {{words}}"
-    )
-
-    def variants(self, plan: TracePlan) -> Variants:
-        own = ("compressor=spardl", "communicator.gather=bruck")
-        return {f"d = {teams}": (own[0], f"communicator.teams={teams}", own[1]) for teams in plan.teams}
-
-    def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        plan = at(scale, self.plans)
-        return [
-            Table(
-                f"{self.title}: {case.title}",
-                TEAMS,
-                [self.row(results, self.job(plan, case, d), d, TEAMS, _adapted_cells) for d in self.variants(plan)],
-            )
-            for case in plan.cases
-        ]
-
-    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        plan, pictures = at(scale, self.plans), []
-        looks = palette.looks(self.variants(plan))
-        caption = "h and the union over k by step, means over all blocks; the grey band is near k"
-        for case in plan.cases:
-            good = self.finished(plan, case, results)
-            for kind, words in ADAPTED.items():
-                lines = {teams: [[share] for share in _shares(data, kind)] for teams, data in good.items()}
-                near = NEAR if kind == "union" else 0.0
-                draw = partial(draw_steps, lines=lines, styles=looks, up=f"{kind} / k", near=near)
-                pictures.append(Picture(f"{case.name} {kind}", caption, draw, f"{case.title}: {words}", looks))
-        return pictures
-
-
-def _shares(data: Mapping[str, Any], name: str) -> list[float]:
-    """Mean over all blocks relative to k, by step."""
-    return [mean(found) / mean(wanted) for found, wanted in zip(data[name], data["k"], strict=True)]
-
-
-def _adapted_cells(data: Mapping[str, Any]) -> list[Cell]:
-    sent, unions, later = _shares(data, "h"), _shares(data, "union"), len(data["h"]) // 2
-    k = mean(data["k"][0])
-    figures = (k, k * sent[0], k * mean(sent[later:]), unions[0], mean(unions[later:]))
-    return [*(number(figure, ".4g") for figure in figures), settled(unions)]
-
-
-def settled(unions: Sequence[float]) -> Cell:
-    """First step after which every moving average stays near 1."""
-    windows = [mean(unions[first : first + WINDOW]) for first in range(max(1, len(unions) - WINDOW + 1))]
-    far = [first for first, share in enumerate(windows) if abs(share - 1) > NEAR]
-    first = far[-1] + 1 if far else 0
-    return Cell("not yet") if first == len(windows) else Cell(f"step {first}", first)

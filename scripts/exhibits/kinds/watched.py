@@ -49,7 +49,6 @@ class TracePlan:
         cost: Approximate duration of all runs.
         every: Steps between two observations, from the first step on. Choose an odd number to observe all phases of
             Ok-Topk's periods.
-        teams: Numbers of SparDL's teams, one training each, for exhibits that compare them.
     """
 
     cases: tuple[Case, ...]
@@ -57,7 +56,6 @@ class TracePlan:
     steps: int
     cost: str
     every: int = 1
-    teams: tuple[int, ...] = ()
 
     @property
     def length(self) -> str:

@@ -18,7 +18,7 @@ from scripts.exhibits.kinds.lab import LabUpdates, Measured, Timed
 from scripts.exhibits.kinds.predictions import Computed
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.kinds.study import StudyGrid, StudyRates
-from scripts.exhibits.kinds.traces import Adaptation, Selections, Thresholds
+from scripts.exhibits.kinds.traces import Selections, Thresholds
 from scripts.exhibits.kinds.trainings import Contrasts, EveryMethod, MethodComparison
 from spardl.basics.errors import ConfigError
 
@@ -41,7 +41,6 @@ KINDS: Mapping[str, type[Exhibit]] = MappingProxyType(
         "race": Race,
         "frontier": Frontier,
         "prediction": Computed,
-        "adaptation": Adaptation,
         "balance": Balance,
         "thresholds": Thresholds,
         "xi": Selections,

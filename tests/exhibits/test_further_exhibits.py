@@ -199,7 +199,7 @@ def test_spardl_selects_as_many_blocks_as_there_are_workers() -> None:
 
 @pytest.mark.slow
 def test_what_fusion_gains_where_launches_are_those_of_16_blocks() -> None:
-    found = schedules._seconds(("densenet201",), "ethernet_10g", ())["densenet201", "spardl"]
+    found = schedules._seconds(("densenet201",), "ethernet_10g")["densenet201", "spardl"]
     layers, buckets, _, fused, _ = found
     assert layers / fused == pytest.approx(2.455, abs=1e-3)
     assert buckets / fused == pytest.approx(1.0, abs=0.01)

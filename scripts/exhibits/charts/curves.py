@@ -84,15 +84,9 @@ def draw_means(
 ) -> None:
     """Draws the mean of each method as a line, and its range as a band.
 
-    Args:
-        axes: Axes of matplotlib to draw into.
-        curves: Finished runs of each method; all of them set the limits of the axes, so that panels compare.
-        clock: Field of :class:`Curve` on the horizontal axis.
-        across: Label of the horizontal axis.
-        metric: Name of the metric.
-        target: Metric value at which to draw a horizontal line.
-        ratios: Whether the horizontal axis is logarithmic, so that equal speedups have equal widths.
-        shown: Methods to draw; ``None`` draws all.
+    All finished runs set the limits of the axes, so that panels compare; ``shown`` names the methods to draw, by default
+    all. ``clock`` is the field of :class:`Curve` on the horizontal axis, and ``target`` a metric value at which to draw a
+    line. With ``ratios`` the horizontal axis is logarithmic, so that equal speedups have equal widths.
     """
     styles = looks(curves)
     bands = {name: band(runs, clock) for name, runs in curves.items() if runs}
@@ -139,16 +133,10 @@ def draw_steps(
     near: float = 0.0,
     ratios: bool = False,
 ) -> None:
-    """Draws the mean of each step as a line, and the range of several values as a band.
+    """Draws the mean of each step as a line, and the range of several values, such as one per worker, as a band.
 
-    Args:
-        figure: Figure of matplotlib to draw into.
-        lines: By name, the values of each drawn step, such as one per worker.
-        styles: Look of each line.
-        up: Name of the values.
-        every: Steps between two drawn steps.
-        near: Half of the width of a grey band around 1; 0 draws none.
-        ratios: Whether the vertical axis is logarithmic.
+    Lines are drawn at every ``every``-th step, over a grey band of half the width ``near`` around 1. With ``ratios``
+    the vertical axis, named ``up``, is logarithmic.
     """
     axes = figure.subplots()
     axes_of.plain(axes, "step", up + (", logarithmic" if ratios else ""))

@@ -73,15 +73,8 @@ def count_cycle(
     """Counts the costs of a cycle of steps, including steps with periodic work.
 
     Gradients of two sizes are synchronized, because messages also contain counts whose number does not depend on the
-    gradient. A linear fit separates them from the part that grows with the gradient.
-
-    Args:
-        name: Choice of ``compressor=``.
-        overrides: Arguments of train.py.
-        workers: Number of workers (P).
-        density: Density of the sent entries.
-        kept: Entries sent of the larger gradient; the smaller gradient has a quarter.
-        settle: Steps before the first counted one, for methods that adapt.
+    gradient. A linear fit separates them from the part that grows with the gradient. Of the larger gradient ``kept``
+    entries are sent, of the smaller one a quarter; methods that adapt get ``settle`` steps before the first counted one.
 
     Returns:
         ``kinds``, for each kind of step: its ``share`` of all steps; the maximum ``rounds`` of a worker; and, as linear
@@ -272,12 +265,7 @@ class UpdatePlan:
 class UpdateBreakdown(Exhibit):
     """Models x methods x numbers of workers on one network, with one table and one panel per model.
 
-    Attributes:
-        methods: Methods by name.
-        plans: Plan by size preset.
-        network: Preset of the network.
-        density: Density by model.
-        baseline: Method that speedups refer to.
+    Speedups refer to the method ``baseline``; densities are by model.
     """
 
     methods: Mapping[str, Counted]

@@ -166,10 +166,7 @@ class Lesson(Computation):
 
 
 def learned(workers: int, case: str, seed: int, steps: int, every: int, train: str) -> dict[str, Any]:
-    """Test results of a training with real processes on this machine, whose other load does not matter.
-
-    Arguments are those of bench.py accuracy.
-    """
+    """Test results of a training with real processes on this machine, whose other load does not matter."""
     plan = planned(train)
     with TemporaryDirectory() as name:
         folder = Path(name)

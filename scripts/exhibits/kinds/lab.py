@@ -44,11 +44,7 @@ TIMEOUT = 900.0
 
 @dataclass(frozen=True)
 class Measurement(Computation):
-    """A computation that measures time and must run alone.
-
-    Attributes:
-        expected: Expected seconds, see :class:`Job`.
-    """
+    """A computation that measures time and must run alone, with its expected seconds."""
 
     alone: ClassVar[bool] = True
     expected: float | None = field(default=None, compare=False)
@@ -258,9 +254,6 @@ def timed(
         floor: Row that the others are compared with.
         workers: Number of processes for torchrun; 0 runs one process without it.
         beside: Names of further columns of the benchmark.
-
-    Raises:
-        TrainingError: If a run failed or took too long.
     """
     tables: dict[str, list[Mapping[str, Any]]] = {}
     for words in runs:

@@ -170,11 +170,7 @@ def best_of(figures: Mapping[Setting, float], lower: bool) -> Setting:
 def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[float] | None, figure: Any) -> None:
     """Heat map with one cell per point: compressor, scope and sum as rows, residual and momentum as columns.
 
-    Args:
-        case: Case that defines whether lower values of the metric are better.
-        means: Mean of the metric by point; ``None`` if a training failed.
-        dense: Metric of dense training by seed.
-        figure: Figure of matplotlib to draw into.
+    Means of the metric are ``None`` if a training failed.
     """
     rows = list(dict.fromkeys((point.sent, point.scope, point.total) for point in means))
     columns = list(dict.fromkeys(sorted((point.residual, point.momentum) for point in means)))
@@ -473,10 +469,7 @@ class StudyRates(MethodComparison):
         return Table(f"{self.title}, {title}: {case.title}", (*columns, *last), rows)
 
     def _chosen(self, plan: Plan, case: Case, names: Sequence[str], results: Results) -> list[float] | None:
-        """Metric of each seed at the setting that is best for the others; ``None`` if runs are missing or all failed.
-
-        Settings that diverge with any seed are excluded.
-        """
+        """Metric of each seed at the setting that is best for the others, if all runs ended and one did not diverge."""
         values = self.finished(plan, case, names, results)
         run = all(each.started for name in names for each in self.outcomes(plan, case, name, results))
         return held_out(values, case.lower) if run and values else None

@@ -84,9 +84,9 @@ def draw_means(
 ) -> None:
     """Draws the mean of each method as a line, and its range as a band.
 
-    All finished runs set the limits of the axes, so that panels compare; ``shown`` names the methods to draw, by default
-    all. ``clock`` is the field of :class:`Curve` on the horizontal axis, and ``target`` a metric value at which to draw a
-    line. With ``ratios`` the horizontal axis is logarithmic, so that equal speedups have equal widths.
+    All finished runs set the limits of the axes, so that panels compare; ``shown`` names the methods to draw, by
+    default all. ``clock`` is the field of :class:`Curve` on the horizontal axis, and ``target`` a metric value at which
+    to draw a line. With ``ratios`` the horizontal axis is logarithmic, so that equal speedups have equal widths.
     """
     styles = looks(curves)
     bands = {name: band(runs, clock) for name, runs in curves.items() if runs}

@@ -74,7 +74,8 @@ def count_cycle(
 
     Gradients of two sizes are synchronized, because messages also contain counts whose number does not depend on the
     gradient. A linear fit separates them from the part that grows with the gradient. Of the larger gradient ``kept``
-    entries are sent, of the smaller one a quarter; methods that adapt get ``settle`` steps before the first counted one.
+    entries are sent, of the smaller one a quarter. ``settle`` steps come before the first counted one, for methods that
+    adapt.
 
     Returns:
         ``kinds``, for each kind of step: its ``share`` of all steps; the maximum ``rounds`` of a worker; and, as linear

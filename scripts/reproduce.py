@@ -7,23 +7,21 @@ python scripts/reproduce.py all --scale smoke
 python scripts/reproduce.py spardl.residuals --scale smoke --explain GRES
 python scripts/reproduce.py all --scale evening --record
 python scripts/reproduce.py all --scale evening --done
-python scripts/reproduce.py spardl.breakdown --scale laptop --profile vgg16=vgg16.json
 
 Finished jobs are found by their id and not repeated: in --outputs, otherwise in the records of --records, which are in
 the repository, so that a clone has tables and figures without training. --own ignores records. --record adds the jobs
-done here to the records. --done runs nothing and shows the available results. --profile MODEL=FILE replaces assumed GPU
-times by those that scripts/profile_model.py measured. Interrupted jobs continue; failed jobs are retried, and the table
-gives the reason if they fail again. Jobs that need a cluster (--scale paper) do not run here: the commands that submit
-them to Slurm are printed, and their results are found afterwards. Tables are written to --report as Markdown, CSV,
-LaTeX and HTML, figures as PNG and PDF; index.html shows all exhibits that were ever made into that folder. Rows that
-were not run are left out of the tables and listed once, with the time they need.
+done here to the records. --done runs nothing and shows the available results. Interrupted jobs continue; failed jobs
+are retried, and the table gives the reason if they fail again. Jobs that need a cluster (--scale paper) do not run
+here: the commands that submit them to Slurm are printed, and their results are found afterwards. Tables are written to
+--report as Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html shows all exhibits that were ever made
+into that folder. Rows that were not run are left out of the tables and listed once, with the time they need.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -34,17 +32,15 @@ from scripts.exhibits.charts.axes import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import Section
-from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, tables_section, write
+from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
-from scripts.exhibits.passes import MeasuredPasses, read_passes
-from scripts.exhibits.published import BASIS, PAPER, TITLE, WORDS, published_table
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.tables import markdown
 from scripts.exhibits.unrun import unrun, unrun_table
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete, write_arrays
 from spardl.basics.errors import ConfigError, SpardlError
 
-EVERYTHING, CLAIMS, PUBLISHED = "all", "claims", "published"
+EVERYTHING, CLAIMS = "all", "claims"
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
@@ -63,31 +59,6 @@ def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
     return found if seeds is None else [exhibit.with_seeds(seeds) for exhibit in found]
 
 
-def measured(exhibits: Sequence[Exhibit], scale: str, given: Mapping[str, MeasuredPasses]) -> list[Exhibit]:
-    """Returns the exhibits with measured GPU times, by model, in place of assumed ones; prints the changes.
-
-    Raises:
-        ConfigError: If no exhibit assumes the times of a given model, or the model has another size.
-    """
-    if not given:
-        return list(exhibits)
-    assumed = {exhibit.name: exhibit.assumes(scale) for exhibit in exhibits}
-    known = sorted({model for models in assumed.values() for model in models})
-    for model in given:
-        if model not in known:
-            way_out = f"profile one of {', '.join(known)}" if known else "remove it"
-            raise ConfigError(f"--profile {model} has no effect on the chosen exhibits at {scale}; {way_out}")
-    for name, models in assumed.items():
-        parts = {
-            "measured": [model for model in models if model in given],
-            "still assumed": [model for model in models if model not in given],
-        }
-        said = "; ".join(f"{words}: {', '.join(own)}" for words, own in parts.items() if own)
-        effect = f"passes {said}" if said else "assumes no passes, so --profile changes nothing"
-        print(f"{name}: {effect}", flush=True)
-    return [exhibit.with_passes(given) for exhibit in exhibits]
-
-
 def describe(exhibit: Exhibit) -> str:
     """Returns the entry of an exhibit in --list."""
     same = {scale: exhibit.same_as(scale) for scale in SCALES}
@@ -104,25 +75,16 @@ def report(
     results: Results,
     folder: Path,
     judged: Sequence[Section] = (),
-    further: Sequence[Section] = (),
 ) -> Path:
-    """Adds exhibits to the report in a folder, after sections of judged claims and before further ones.
+    """Adds exhibits to the report in a folder, after sections of judged claims.
 
     Returns:
         Path of the page.
     """
     groups = papers()
     sections = [exhibit_section(exhibit, groups[exhibit.name], scale, results) for exhibit in exhibits]
-    order = [key(name, each) for name in (CLAIMS, *groups, PUBLISHED) for each in SCALES]
-    return add(folder, [*judged, *sections, *further], order)
-
-
-def published_sections(exhibits: Mapping[str, Exhibit], results: Results) -> list[Section]:
-    """Returns the section of the published trainings that were not run, the same at all sizes, if there are any."""
-    table = published_table(exhibits)
-    if table is None:
-        return []
-    return [tables_section(key(PUBLISHED, PAPER), TITLE, WORDS, PAPER, [table], BASIS, results)]
+    order = [key(name, each) for name in (CLAIMS, *groups) for each in SCALES]
+    return add(folder, [*judged, *sections], order)
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
@@ -199,13 +161,6 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=1, help="jobs at a time (default: 1)")
     parser.add_argument("--seeds", type=int, help="number of seeds (default: that of each exhibit)")
     parser.add_argument("--explain", metavar="ROW", help="print where the figures of a row come from")
-    parser.add_argument(
-        "--profile",
-        metavar="MODEL=FILE",
-        action="append",
-        default=[],
-        help="measured passes in place of assumed ones; can be given once per model",
-    )
     torch.set_num_threads(1)
     return answer(act, parser.parse_args())
 
@@ -223,15 +178,10 @@ def act(arguments: argparse.Namespace) -> int:
         raise ConfigError("no exhibit given; name one, or all (--list prints them)")
     if arguments.jobs < 1:
         raise ConfigError(f"--jobs must be at least 1, got {arguments.jobs}")
-    if arguments.profile and arguments.record:
-        raise ConfigError(
-            "--record and --profile exclude each other, because records must not depend on local files; remove one"
-        )
-    given = read_passes(arguments.profile)
-    exhibits = measured(chosen(arguments.exhibits, arguments.seeds), arguments.scale, given)
+    exhibits = chosen(arguments.exhibits, arguments.seeds)
     records = RecordStore(arguments.records)
     store = None if arguments.own else records
-    judged, further = list[Section](), list[Section]()
+    judged = list[Section]()
     recorded = True
 
     def ended(job: Job, fault: SpardlError | None) -> None:
@@ -257,14 +207,13 @@ def act(arguments: argparse.Namespace) -> int:
         if EVERYTHING in arguments.exhibits:
             every = {exhibit.name: exhibit for exhibit in exhibits}
             judged = [claims_section(judge_all(every, arguments.scale, results), arguments.scale, results)]
-            further = published_sections(every, results)
     tables = [table for exhibit in exhibits for table in write(exhibit, arguments.scale, results, arguments.report)]
     waiting = unrun_table([each for exhibit in exhibits for each in unrun(exhibit, arguments.scale, results)])
     for table in filter(None, (*tables, waiting)):
         print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
-    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged, further)}", flush=True)
+    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
     pending = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
     failed = sum(results.of(job).reason is not None for job in jobs if job.id not in pending)
     if failed:

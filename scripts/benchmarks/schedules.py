@@ -14,7 +14,6 @@ import argparse
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -122,24 +121,6 @@ def devices(models: Sequence[str]) -> list[Device]:
     }
     lines = read_compression(PROFILES / "compression.json", WORKERS)
     return [Device("CPU, measured", measured, lines), Device("GPU, assumed", assumed, ASSUMED_COMPRESSION)]
-
-
-def assumed_gpu(models: Sequence[str], measured: Sequence[tuple[str, str, str]] = ()) -> Device:
-    """Returns the assumed GPU of :func:`devices`, with measured profiles where they are given.
-
-    Args:
-        models: Names of the models.
-        measured: Model and file of each measured profile, possibly with further fields.
-    """
-    device = devices(models)[1]
-    given = {model: Profile.read(Path(file)) for model, file, *_ in measured if model in models}
-    return replace(device, profiles={**device.profiles, **given})
-
-
-@cache
-def sizes() -> Mapping[str, int]:
-    """Returns the number of parameters of each model."""
-    return MappingProxyType({model: sum(Profile.read(PROFILES / f"{model}.json").entries) for model in ASSUMED})
 
 
 def methods_costs() -> dict[str, schedules.MethodCosts]:

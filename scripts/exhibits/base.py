@@ -13,7 +13,6 @@ from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 from scripts.exhibits.charts.palette import Look
 from scripts.exhibits.declared import Keys
 from scripts.exhibits.jobs import Job, Outcome, Training
-from scripts.exhibits.passes import MeasuredPasses
 from scripts.exhibits.records import RecordStore
 from scripts.exhibits.tables import Table
 from scripts.exhibits.tried import Tried
@@ -138,25 +137,6 @@ class Exhibit(ABC):
     def with_seeds(self, count: int) -> Exhibit:
         """Returns the same exhibit with the seeds 1 to ``count``; raises ConfigError if it has no seeds."""
         raise ConfigError(f"--seeds has no effect on {self.name}, which uses no seeds; remove it")
-
-    def assumes(self, scale: str) -> Sequence[str]:
-        """Models whose passes are assumed, not measured; most exhibits have none."""
-        del scale
-        return ()
-
-    def guesses(self, scale: str) -> bool:
-        """Whether some GPU times may be assumed; false only if all of them are known to be measured."""
-        del scale
-        return True
-
-    def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Exhibit:
-        """Returns the same exhibit with measured passes by model in place of assumed ones; ignores other models.
-
-        Raises:
-            ConfigError: If a model has another size.
-        """
-        del given
-        return self
 
     @abstractmethod
     def cost(self, scale: str) -> str:

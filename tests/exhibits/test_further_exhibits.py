@@ -58,10 +58,9 @@ BASE = ("recipe=published", "compressor=spardl", "cluster.workers=4", "seed=1")
         (WARM_UP, 0, "density falls, a tenth of the steps", ("compressor.density=0.001", "compressor.warmup_steps=66")),
         (WARM_UP, 0, "dense, a tenth of the steps", ("compressor.density=0.001", "warmup.steps=66")),
         (WARM_UP, 0, "dense, a third", ("compressor.density=0.001", "warmup.steps=220")),
-        (WARM_UP, 1, "dense, a tenth of the steps", ("cluster.workers=8", "warmup.steps=33")),
         (WARM_UP, 1, "dense, a third", ("cluster.workers=8", "warmup.steps=110")),
         (WIRE, 0, "wire=exact", ()),
-        *((WIRE, 0, f"wire={name}", (f"wire={name}",)) for name in ("exact", "bfloat16", "int4")),
+        (WIRE, 0, "wire=int4", ("wire=int4",)),
     ],
 )
 def test_trainings_are_those_of_the_page(exhibit: Any, place: int, row: str, words: tuple[str, ...]) -> None:
@@ -163,11 +162,8 @@ def test_the_path_through_a_tree_is_longer_than_its_mean(workers: int) -> None:
     (kind,) = counts.count_costs("gtopk", (), workers)["kinds"]
     assert kind["path"][0] / kind["k"] == pytest.approx(4 * log2(workers), rel=0.02)
     assert kind["words"][0] / kind["k"] == pytest.approx(4 * (workers - 1) / workers, rel=0.02)
-
-
-def test_where_all_send_alike_the_path_is_the_mean() -> None:
-    (kind,) = counts.count_costs("spardl", (), 8)["kinds"]
-    assert kind["path"] == kind["words"]
+    (alike,) = counts.count_costs("spardl", (), workers)["kinds"]
+    assert alike["path"] == alike["words"]
 
 
 def test_words_over_a_cycle_by_hand() -> None:
@@ -184,11 +180,6 @@ def test_words_over_a_cycle_by_hand() -> None:
     assert [figure.remark for figure in figures] == ["", "steps that evaluate thresholds: 8k"] * 2
 
 
-def test_shares_are_of_a_whole_cycle() -> None:
-    kinds = counts.count_costs("oktopk", (), 4)["kinds"]
-    assert [kind["share"] for kind in kinds] == [2 / 128, 124 / 128, 2 / 128]
-
-
 def test_spardl_selects_as_many_blocks_as_there_are_workers() -> None:
     """Half a millisecond, and 39 microseconds a block; of 64 blocks it is 3 ms."""
     lines = schedules.bench_schedules.assumed_compression
@@ -199,7 +190,7 @@ def test_spardl_selects_as_many_blocks_as_there_are_workers() -> None:
 
 @pytest.mark.slow
 def test_what_fusion_gains_where_launches_are_those_of_16_blocks() -> None:
-    found = schedules._seconds(("densenet201",), "ethernet_10g", ())["densenet201", "spardl"]
+    found = schedules._seconds(("densenet201",), "ethernet_10g")["densenet201", "spardl"]
     layers, buckets, _, fused, _ = found
     assert layers / fused == pytest.approx(2.455, abs=1e-3)
     assert buckets / fused == pytest.approx(1.0, abs=0.01)

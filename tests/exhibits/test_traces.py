@@ -14,18 +14,17 @@ from scripts import choices
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.catalogue import load_all
 from scripts.exhibits.claims.judging import Verdict
-from scripts.exhibits.kinds import adaptation, balance, lazy, thresholds, trainings, watched
+from scripts.exhibits.kinds import balance, traces, trainings, watched
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, OkTopk
-from spardl.compressors import RandomK, ReusedThreshold, TopK
+from spardl.compressors import ReusedThreshold, TopK
 from spardl.method.method import Method
-from spardl.method.residuals import GlobalResidual, LocalResidual, PartialResidual
+from spardl.method.residuals import LocalResidual, PartialResidual
 from spardl.protocol.programs import Worker
 from spardl.vector.layout import Layout
 from spardl.vector.packing import Slot, message_bytes
 from spardl.vector.sparse import SparseVector
-from spardl.vector.wire import EXACT, Wire
 from tests.support import harness, shown
 
 TINY = ("model=resnet20", "dataset=digits", "training.batch_size=1", "cluster.workers=2")
@@ -74,7 +73,7 @@ def test_to_watch_changes_nothing() -> None:
 
 
 def test_a_watcher_is_told_of_every_average_or_of_some() -> None:
-    each, some = thresholds._Counts(), thresholds._Counts(every=3)
+    each, some = traces._Counts(), traces._Counts(every=3)
     averages, _ = (steps(watched.Watched.of(oktopk(), counts), 5) for counts in (each, some))
     assert each.sums == [len(average[0]) for average in averages]
     assert each.wanted == 20
@@ -91,10 +90,10 @@ def test_only_single_entries_are_selected() -> None:
 
 
 def test_thresholds_by_hand() -> None:
-    assert thresholds.deviations([50, 100, 120, 110], 100) == pytest.approx((0.95, 0.5, 1.2, 0.8 / 4, 0.5))
+    assert traces.deviations([50, 100, 120, 110], 100) == pytest.approx((0.95, 0.5, 1.2, 0.8 / 4, 0.5))
     methods = {"limited": (("b=1",), True), "local": (("b=2",), False)}
     plans = {"smoke": watched.TracePlan((CASE,), ("c=1",), 2, "")}
-    made = thresholds.Thresholds(**OWN, methods=methods, plans=plans)
+    made = traces.Thresholds(**OWN, methods=methods, plans=plans)
     job, _ = made.jobs("smoke")
     assert dict(job.arguments) == {"words": ("c=1", "a=1", "b=1"), "steps": 2}
     found = shown.results({job: {"k": 10, "local": [[10, 20], [12, 14]], "sums": [10, 5]}})
@@ -137,7 +136,7 @@ def test_thresholds_are_judged_per_model(composing: None) -> None:
 @pytest.mark.slow
 def test_exact_thresholds_select_what_is_wanted() -> None:
     words = (*TINY, "compressor=oktopk", "compressor.period=1", "communicator.threshold_period=1")
-    found = thresholds.count_selected(words, 2)
+    found = traces.count_selected(words, 2)
     assert found["local"] == [[found["k"]] * 2] * 2
     assert found["sums"] == [found["k"]] * 2
     assert json.loads(json.dumps(found)) == found
@@ -221,7 +220,7 @@ def test_every_comparison_names_what_is_not_published_of_it() -> None:
     with choices.composing():
         jobs = {name: [*exhibit.jobs("smoke"), *exhibit.jobs("laptop")] for name, exhibit in known.items()}
     runs = {name for name, found in jobs.items() if any("oktopk" in repr(job).replace(name, "") for job in found)}
-    assert len(runs) == 17
+    assert len(runs) == 16
     assert runs == {name for name, exhibit in known.items() if "reevaluate_beyond" in exhibit.what_ran("laptop")}
 
 
@@ -229,9 +228,9 @@ def test_distances_and_thresholds_of_vectors_by_hand() -> None:
     vectors = torch.tensor([[4.0, 0, 3, 0], [0, -4.0, 3, 0]])
     average, gradient = torch.tensor([0.0, 0.0, 3.0, 0.0]), torch.tensor([0.0, 0.0, 0.0, 2.0])
     # The largest of the mean (2, -2, 3, 0) is 3; alone, each worker selects a 4, of whose means 2 one is kept.
-    assert thresholds.distance(vectors, average, gradient, 1) == (pytest.approx((3**2 + 2**2) ** 0.5 / 2), 0)
+    assert traces.distance(vectors, average, gradient, 1) == (pytest.approx((3**2 + 2**2) ** 0.5 / 2), 0)
     vector = torch.tensor([0.5, -3.0, 2.0, 1.0])
-    found = thresholds.thresholds_of(vector, torch.tensor([1, 2, 3]), 2)
+    found = traces.thresholds_of(vector, torch.tensor([1, 2, 3]), 2)
     assert (found["exact"], found["used again"]) == (2.0, 1.0)
     # Half of the entries lie beyond 0.6745 standard deviations of a normal distribution.
     assert found["normal fit"] == pytest.approx(0.125 + 0.67449 * vector.std().item(), rel=1e-4)
@@ -239,7 +238,7 @@ def test_distances_and_thresholds_of_vectors_by_hand() -> None:
 
 def test_gradients_are_told_from_residuals() -> None:
     """Equal workers lose nothing by selecting alone; and the norm is the gradient's, whatever waits."""
-    trace, source = thresholds._Selections(last=2), torch.Generator().manual_seed(1)
+    trace, source = traces._Selections(last=2), torch.Generator().manual_seed(1)
     bench = harness.Bench.build(watched.Watched.of(EXACT_OKTOPK, trace), 3, 100)
     for step in range(3):
         (gradient,) = drawn(1, 100, source)
@@ -253,14 +252,14 @@ def test_gradients_are_told_from_residuals() -> None:
     apart, before = drawn(3, 100, source), [state.memory.clone() for state in bench.states]
     bench.step(apart)
     vectors, gradients = torch.stack(before) + torch.stack(apart), torch.stack(apart).mean(0)
-    expected, _ = thresholds.distance(vectors, torch.zeros(100, dtype=torch.float64), gradients, 10)
+    expected, _ = traces.distance(vectors, torch.zeros(100, dtype=torch.float64), gradients, 10)
     assert trace.xi[3][0] == pytest.approx(expected)
     assert expected > 0
 
 
 def test_of_some_steps_only_of_xi() -> None:
     """Figures of a step do not depend on whether earlier steps were traced."""
-    each, some = thresholds._Selections(last=7), thresholds._Selections(last=7, every=3)
+    each, some = traces._Selections(last=7), traces._Selections(last=7, every=3)
     for watcher in (each, some):
         steps(watched.Watched.of(EXACT_OKTOPK, watcher), 8, length=100)
     assert (len(each.xi), len(some.xi)) == (8, 3)
@@ -269,8 +268,8 @@ def test_of_some_steps_only_of_xi() -> None:
 
 
 def test_xi_by_hand() -> None:
-    cuts, selected = (dict(zip(thresholds.THRESHOLDS, each, strict=True)) for each in ((2.0, 1.0, 3.0), (10, 15, 5)))
-    last = {"scale": 0.5, "counts": [1.0] * thresholds.BINS, "cuts": cuts, "selected": selected}
+    cuts, selected = (dict(zip(traces.THRESHOLDS, each, strict=True)) for each in ((2.0, 1.0, 3.0), (10, 15, 5)))
+    last = {"scale": 0.5, "counts": [1.0] * traces.BINS, "cuts": cuts, "selected": selected}
     data = {"k": 10, "xi": [0.1, 0.2, 0.3, 0.4], "sent": [0.2, 0.2, 0.4, 0.6], "last": last}
     exhibit, found = smoke("oktopk.xi", data)
     losses, places = exhibit.tables("smoke", found)
@@ -284,176 +283,10 @@ def test_xi_by_hand() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["oktopk.xi", "spardl.lazy", "spardl.adaptation"])
-def test_a_training(name: str) -> None:
-    (job,) = catalogue()[name].jobs("smoke")
+def test_a_training() -> None:
+    (job,) = catalogue()["oktopk.xi"].jobs("smoke")
     found = job.function(**dict(job.arguments))
     assert json.loads(json.dumps(found)) == found
-    if name == "oktopk.xi":
-        assert len(found["xi"]) == 3
-        assert all(0 < value < 2 for value in found["xi"])
-        assert found["last"]["selected"]["exact"] >= found["k"]
-    elif name == "spardl.lazy":
-        assert [found[way]["selections"] for way in (lazy.LAZY, lazy.EAGER)] == [3, 5]
-        assert found[lazy.LAZY]["entries"] == 1
-        assert len(found["same"]) == len(found[lazy.EAGER]["mass"]) == 2
-    else:
-        assert [len(found[each]) for each in ("h", "union", "k")] == [3, 3, 3]
-        assert {len(step) for step in found["h"]} == {4}
-
-
-def at_once(density: float, wire: Wire = EXACT) -> Method:
-    return Method(TopK(density), lazy.EagerSparDL(), GlobalResidual(), wire=wire)
-
-
-def gradients(workers: int, length: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
-    source = torch.Generator().manual_seed(seed)
-    common = torch.randn(length, generator=source, dtype=dtype)
-    return [common + torch.randn(length, generator=source, dtype=dtype) for _ in range(workers)]
-
-
-@pytest.mark.parametrize("workers", [*range(1, 9), 14])
-@pytest.mark.parametrize(
-    ("dtype", "wire", "tolerance"),
-    [(torch.float64, EXACT, 1e-12), (torch.float32, EXACT, 1e-4), (torch.float32, Wire("bfloat16"), 1e-4)],
-    ids=str,
-)
-def test_replicas_are_bit_identical_and_mass_is_conserved(
-    workers: int, dtype: torch.dtype, wire: Wire, tolerance: float
-) -> None:
-    bench = harness.Bench.build(at_once(0.1, wire), workers, 61 + 5 * workers, dtype)
-    for step in range(4):
-        given = gradients(workers, 61 + 5 * workers, dtype, step)
-        before = bench.residuals() + torch.stack(given).sum(0)
-        averages = bench.step(given)
-        assert all(harness.same_bits(average, averages[0]) for average in averages)
-        after = bench.residuals() + workers * harness.to_dense(averages[0])
-        torch.testing.assert_close(after, before, rtol=tolerance, atol=tolerance * workers)
-
-
-@pytest.mark.parametrize(("workers", "length"), [(1, 30), (2, 30), (5, 3), (7, 100), (14, 333)])
-def test_cost_is_that_of_spardl(workers: int, length: int) -> None:
-    """Also holds for fewer entries than workers."""
-    found = []
-    for method in (at_once(0.2), harness.spardl(0.2)):
-        bench = harness.Bench.build(method, workers, length)
-        bench.step(gradients(workers, length, torch.float64, 1))
-        found.append([(ledger.rounds, ledger.words) for ledger in bench.cluster.ledgers])
-        rounds, words = method.cost(harness.context(length, bench.cluster.local_workers[0]))
-        assert all(each[0] in rounds and each[1] in words for each in found[-1])
-    assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("workers", [1, 3, 6])
-def test_where_nothing_is_left_out_both_are_equal(workers: int) -> None:
-    found = []
-    for method in (at_once(1.0), harness.spardl(1.0)):
-        bench = harness.Bench.build(method, workers, 50)
-        found.append(harness.to_dense(bench.step(gradients(workers, 50, torch.float64, 1))[0]))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
-
-
-def test_what_was_cut_off_does_not_come_back() -> None:
-    """Two workers, blocks of two entries, one of which is kept: of block 0, 3 and 2 here, 2 there."""
-    given = [torch.tensor([3.0, 2.0, 0.0, 0.0]), torch.tensor([0.0, 2.0, 5.0, 0.0])]
-    late, early = (harness.Bench.build(method, 2, 4, torch.float32) for method in (harness.spardl(0.5), at_once(0.5)))
-    averages = [harness.to_dense(bench.step([each.clone() for each in given])[0]).tolist() for bench in (late, early)]
-    assert averages == [[0, 2, 2.5, 0], [1.5, 0, 2.5, 0]]
-    assert [state.memory.tolist() for state in early.states] == [[0, 2, 0, 0], [0, 2, 0, 0]]
-
-
-@pytest.mark.parametrize("workers", [1, 2, 6, 14])
-def test_selections_are_counted(workers: int) -> None:
-    """One for each block; and one for each addition more."""
-    length, found = 280, lazy.ways(TopK(0.1))
-    for name, expected in ((lazy.LAZY, workers), (lazy.EAGER, 2 * workers - 1)):
-        way = found[name]
-        given = gradients(workers, length, torch.float32, 1)
-        average = way.average(harness.layout_of(length), [each.clone() for each in given])
-        assert way.tally.selections == workers * expected
-        more = 2 * (workers - 1) * -(-28 // workers) if name == lazy.EAGER else 0
-        assert way.tally.entries == pytest.approx(workers * (length + more))
-        plain = at_once(0.1) if name == lazy.EAGER else harness.spardl(0.1)
-        uncounted = harness.Bench.build(plain, workers, length, torch.float32).step(given)[0]
-        assert harness.same_bits(average, uncounted)  # to count changes nothing
-
-
-def test_what_is_not_compared_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"for one team, got communicator\.teams=2; use teams=1"):
-        lazy.EagerSparDL(teams=2)
-    with pytest.raises(ConfigError, match="compressor=random_k is not compared here; use compressor=spardl"):
-        lazy.ways(RandomK(0.1))
-
-
-def test_both_get_what_the_workers_have(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The lazy average equals that of the training in every step, and the mass refers to the largest possible one."""
-    trace, seen = lazy._Both(), []
-    look = trace.look
-
-    def looked(vectors: list[Tensor], average: Any) -> None:
-        seen.append(torch.stack([each.clone() for each in vectors]).mean(0))
-        look(vectors, average)
-
-    monkeypatch.setattr(trace, "look", looked)
-    bench = harness.Bench.build(watched.Watched.of(harness.spardl(0.1), trace), 3, 120)
-    for step in range(3):
-        average = harness.to_dense(bench.step(gradients(3, 120, torch.float64, step))[0])
-        best = thresholds.largest_of(seen[step], 12)
-        way = trace.ways[lazy.LAZY]
-        assert way.mass[step] == pytest.approx((average.abs().sum() / best.abs().sum()).item(), rel=1e-9)
-        assert way.distance[step] == pytest.approx(((average - best).norm() / best.norm()).item(), rel=1e-9)
-    assert len(trace.same) == 3
-    assert all(0 < share < 1 for share in trace.same)
-    assert sum(trace.ways[lazy.EAGER].mass) < sum(trace.ways[lazy.LAZY].mass)
-
-
-def test_lazy_selection_by_hand() -> None:
-    data = {
-        "same": [0.5, 0.7],
-        lazy.LAZY: {"selections": 3.0, "entries": 1.0, "mass": [0.8, 0.9], "distance": [0.4, 0.3]},
-        lazy.EAGER: {"selections": 5.0, "entries": 1.02, "mass": [0.6, 0.7], "distance": [0.5, 0.6]},
-    }
-    exhibit, found = smoke("spardl.lazy", data)
-    (table,) = exhibit.tables("smoke", found)
-    late, early = map(values, table.rows)
-    assert late == pytest.approx([3, 1, 0.85, 0.9, 0.3, 1])
-    assert early == pytest.approx([5, 1.02, 0.65, 0.7, 0.6, 0.6])
-    (picture,) = exhibit.pictures("smoke", found)
-    assert [list(line.get_ydata()) for line in shown.axes(picture).lines] == [[0.8, 0.9], [0.6, 0.7]]
-    assert set(picture.key) == {"lazily", "at once"}
-    assert exhibit.tables("smoke", shown.NOTHING)[0].rows[0].cells[0].text == "not run yet"
-    assert exhibit.pictures("smoke", shown.NOTHING) == []
-
-
-def test_to_note_changes_nothing() -> None:
-    """Averages and h have the same bits as without the trace."""
-    watch, source = adaptation._Watch(), torch.Generator().manual_seed(1)
-    plain, noted = harness.spardl(0.2, teams=2), watched.Watched.of(harness.spardl(0.2, teams=2), watch)
-    benches = [harness.Bench.build(method, 4, 400) for method in (plain, noted)]
-    for _ in range(5):
-        given = drawn(4, 400, source)
-        one, other = (bench.step([each.clone() for each in given]) for bench in benches)
-        assert all(harness.same_bits(*pair) for pair in zip(one, other, strict=True))
-    for state, rank in zip(benches[0].states, range(4), strict=True):
-        assert (state.communication.h, state.communication.step) == (watch.states[rank].h, watch.states[rank].step)
-        sent = watch.states[rank].sent
-        assert len(sent) == 5
-        assert sent[0].h == 20  # the least: k of a block over d
-        assert all(each.h <= each.union <= 2 * each.h for each in sent)
-        assert {each.k for each in sent} == {40}
-
-
-def test_adaptation_by_hand() -> None:
-    unions = [5.0] * 4 + [10.0] * 16
-    data = {"h": [[4, 6]] * 10 + [[8, 8]] * 10, "union": [[union] * 2 for union in unions], "k": [[10, 10]] * 20}
-    exhibit, found = smoke("spardl.adaptation", data)
-    (table,) = exhibit.tables("smoke", found)
-    # Of the windows of ten steps, those that begin at 0 and 1 have a mean of 0.8 and 0.85, at 2 of 0.9.
-    assert values(table.rows[0]) == pytest.approx([10, 5, 8, 0.5, 1.0, 2])
-    pictures = exhibit.pictures("smoke", found)
-    assert all("d = 2" in picture.key for picture in pictures)
-    drawn = [list(shown.axes(picture).lines[0].get_ydata()) for picture in pictures]
-    assert drawn == [[0.5] * 10 + [0.8] * 10, [union / 10 for union in unions]]
-    assert exhibit.tables("smoke", shown.NOTHING)[0].rows[0].cells[0].text == "not run yet"
-    assert adaptation._settled([0.5] * 20).text == "not yet"
-    assert adaptation._settled([1.0] * 3).value == 0
+    assert len(found["xi"]) == 3
+    assert all(0 < value < 2 for value in found["xi"])
+    assert found["last"]["selected"]["exact"] >= found["k"]

@@ -1,10 +1,8 @@
-"""Where the time of an update goes, and where a method is faster: counts, assumptions and tables, checked by hand."""
+"""Where the time of an update goes: counts, assumptions and tables, checked by hand."""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
-from itertools import combinations
 from typing import Any
 
 import pytest
@@ -15,12 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet50
 
 from scripts.benchmarks import schedules as bench_schedules
-from scripts.exhibits import base
-from scripts.exhibits.charts import curves
-from scripts.exhibits.kinds import counts, gpu, regimes, updates
+from scripts.exhibits.kinds import counts, gpu
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.clusters import Network
-from spardl.clusters.network import PRESETS
 from tasks.models.vgg_cifar import CifarVgg
 from tests.support import shown
 
@@ -76,7 +71,7 @@ def test_the_parts_by_hand() -> None:
     # 6 x 1e6 x 10 operations at 6e9 a second, and an update of 1000 entries; a byte takes a millisecond.
     model, network = gpu.Model("Small", 1000, 10, 1e6, 6e9, "by hand"), Network(alpha=1e-3, gbit=8e-6)
     kinds = [kind(4, 0.1, 0.75, 0.2, 100.0), kind(8, 0.5, 0.25, 1.0, 100.0)]
-    found = updates.predict(model, "topka", kinds, 4, network)
+    found = counts.predict(model, "topka", kinds, 4, network)
     assert found.computation == pytest.approx(0.01 + 1000 * 5e-11)
     assert found.latency == pytest.approx(5e-3)  # 3/4 x 4 + 1/4 x 8 rounds
     assert found.bandwidth == pytest.approx(0.5)  # 100 bytes, and 3/4 x 200 + 1/4 x 1000
@@ -89,13 +84,13 @@ def test_the_parts_by_hand() -> None:
 
 
 def exhibit(workers: tuple[int, ...] = (2, 4)) -> Any:
-    return updates.UpdateBreakdown(
+    return counts.UpdateBreakdown(
         name="x.y",
         title="T",
         source="",
         shows="",
-        methods={"one": updates.Contender("topka"), "all": updates.Contender("none")},
-        plans={"smoke": updates.UpdatePlan({"vgg16": workers}, 64, "")},
+        methods={"one": counts.Counted("topka"), "all": counts.Counted("none")},
+        plans={"smoke": counts.UpdatePlan({"vgg16": workers}, 64, "")},
         network="ethernet_1g",
         density={"vgg16": 0.01},
         baseline="all",
@@ -150,9 +145,9 @@ def test_the_picture_stacks_all_parts() -> None:
 
 
 def test_a_bar_that_would_dwarf_the_others_is_cut_off() -> None:
-    axes = Figure().subplots()
-    bars = {"a": (1, 0, 0, 0), "b": (1, 1, 0, 0), "c": (0, 0, 0, 50)}
-    updates._draw_bars(axes, {name: updates.Parts(*parts) for name, parts in bars.items()})
+    figure, bars = Figure(), {"a": (1, 0, 0, 0), "b": (1, 1, 0, 0), "c": (0, 0, 0, 50)}
+    counts.draw_parts({name: counts.Parts(*parts) for name, parts in bars.items()}, figure)
+    (axes,) = figure.axes
     assert axes.get_xlim() == (0, pytest.approx(1.05 * 6))
     assert [text.get_text() for text in axes.texts] == [" 1", " 2", " \u219250"]
 
@@ -179,7 +174,7 @@ def test_assumptions_are_those_of_our_networks_and_benchmarks() -> None:
 
 
 def test_every_exhibit_finds_its_assumptions() -> None:
-    found = [made for made in catalogue().values() if isinstance(made, updates.UpdateBreakdown)]
+    found = [made for made in catalogue().values() if isinstance(made, counts.UpdateBreakdown)]
     assert {made.name.partition(".")[0] for made in found} == {"spardl", "oktopk"}
     for made in found:
         assert made.baseline in made.methods
@@ -187,127 +182,3 @@ def test_every_exhibit_finds_its_assumptions() -> None:
         for scale, plan in made.plans.items():
             assert {dict(job.arguments)["density"] for job in made.jobs(scale)} <= set(made.density.values())
             assert set(plan.workers) <= set(gpu.MODELS)
-
-
-MAP = catalogue()["spardl.regimes"]
-# Rounds, and bytes for each entry.
-COUNTED = {
-    "SparDL, d = 1": (8, 0.08),
-    "SparDL, B-SAG, d = 7": (5, 0.1),
-    "Ok-Topk": (16, 0.1),
-    "TopkDSA": (16, 0.4),
-    "TopkA": (4, 0.7),
-    "gTopk": (8, 0.4),
-    "dense": (26, 7.4),
-}
-
-
-@pytest.fixture(params=["smoke", "laptop"])
-def mapped(request: pytest.FixtureRequest) -> tuple[str, base.Results]:
-    found = {MAP.job(request.param, name): counted(*costs) for name, costs in COUNTED.items()}
-    return request.param, shown.results(found)
-
-
-def test_formulas_by_hand() -> None:
-    """14 workers, k = n/100: rounds, and words that a worker sends."""
-    found = {name: (each.rounds, 100 * each.words) for name, each in MAP.formulas.items()}
-    assert found["SparDL, d = 1"] == pytest.approx((8, 4 * 13 / 14))
-    assert found["SparDL, B-SAG, d = 7"] == pytest.approx((5, 40 / 14))
-    assert found["Ok-Topk"] == pytest.approx((35.61, 6 * 13 / 14), rel=1e-3)
-    (cycle,) = MAP.formulas["Ok-Topk"].cycle
-    assert cycle["bytes"]["per_entry"] == 4 * cycle["words"]["per_entry"]
-
-
-@pytest.mark.parametrize(
-    ("gains", "wanted"),
-    [
-        ((1, 1, 1), "nowhere"),
-        ((5, 5, 5), "everywhere"),
-        ((1, 5, 5), "from 2 on"),
-        ((5, 5, 1), "up to 2"),
-        ((1, 5, 1), "from 2 on up to 2"),
-        ((5, 1, 5), "up to 1, and from 3 on"),
-    ],
-)
-def test_where_a_gain_is_reached(gains: tuple[float, ...], wanted: str) -> None:
-    assert regimes.reached(4.9, list(enumerate(gains, 1)), str) == wanted
-
-
-def test_the_fastest_of_ours_counts(mapped: tuple[str, base.Results]) -> None:
-    costs = MAP.costs(*mapped)
-    free, slow = Network(alpha=0, gbit=1), Network(alpha=10, gbit=1000)
-    assert costs.gain("Ok-Topk", "communication", "bert", free) == pytest.approx(0.1 / 0.08)
-    assert costs.gain("Ok-Topk", "communication", "bert", slow) == pytest.approx(16 / 5, rel=1e-3)
-    assert costs.strongest("communication", "bert", free) == "Ok-Topk"
-    assert costs.strongest("communication", "bert", slow) == "TopkA"
-    assert costs.gain("dense", "total", "vgg16", free) < costs.gain("dense", "communication", "vgg16", free)
-
-
-def test_tables_of_the_map_by_hand(mapped: tuple[str, base.Results]) -> None:
-    reach, published = MAP.tables(*mapped)
-    names = ["Ok-Topk", "Ok-Topk, by formulas", "TopkDSA", "TopkA", "gTopk", "dense"]
-    found = {name: shown.cells(reach, name) for name in names}
-    assert [row.name for row in reach.rows] == names
-    assert [cell.value for cell in found["TopkA"].values()][:2] == pytest.approx([0.7 / 0.08, 4 / 5])
-    shares = {name: cells["4.9x: latency over the gradient's seconds on a link"].text for name, cells in found.items()}
-    assert (shares["Ok-Topk"], shares["dense"]) == ("nowhere", "everywhere")
-    # 35.6 t + 0.0557 = 4.9 (5 t + 0.02857): the seconds of the gradient's bytes are 1, and a word is four of them.
-    share = (4.9 * 0.0285714 - 0.0557143) / (35.6147 - 4.9 * 5)
-    assert shares["Ok-Topk, by formulas"] == f"from {100 * share:.2g}% on"
-    assert shares["TopkDSA"].startswith("up to ")
-    cells = shown.cells(published, "VGG-16 on CIFAR-10, ethernet_1g")
-    entries, alpha, beta = gpu.MODELS["vgg16"].entries, 50e-6, 8e-9
-    ours = 5 * alpha + 0.1 * entries * beta, 8 * alpha + 0.08 * entries * beta
-    rival = 16 * alpha + 0.1 * entries * beta
-    assert cells["messages, over Ok-Topk"].value == pytest.approx(rival / min(ours))
-    assert cells["messages, over the fastest sparse method"].text.endswith("(Ok-Topk)")
-    assert cells["updates, over dense"].value < cells["messages, over dense"].value
-    assert len(published.rows) == len(MAP.settings) == 9
-
-
-def test_counts_are_those_of_the_breakdown() -> None:
-    """So nothing is counted twice."""
-    assert {job.id for job in MAP.jobs("laptop")} == {job.id for job in catalogue()["spardl.breakdown"].jobs("laptop")}
-
-
-def test_a_failure_shows(mapped: tuple[str, base.Results]) -> None:
-    scale, good = mapped
-    lost = MAP.job(scale, "gTopk")
-    partly = replace(good, found={job: outcome for job, outcome in good.found.items() if job != lost})
-    (table,) = MAP.tables(scale, partly)
-    assert [row.name for row in table.rows] == ["gTopk"]
-    assert table.rows[0].cells[0].text == "not run yet"
-    assert MAP.pictures(scale, partly) == []
-
-
-def test_maps(mapped: tuple[str, base.Results]) -> None:
-    reach, *maps = MAP.pictures(*mapped)
-    assert len({picture.file for picture in (reach, *maps)}) == 1 + 5 * len(MAP.models)
-    assert set(reach.key) >= {"Ok-Topk", "Ok-Topk, by formulas", "dense", "4.9\u00d7, published"}
-    axes = shown.axes(reach)
-    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
-    costs = MAP.costs(*mapped)
-    for picture, rival in ((maps[4], "Ok-Topk"), (maps[8], "dense")):
-        assert picture.title == "2.56 million parameters: LSTM on IMDB"
-        axes = shown.axes(picture)
-        written = [text.get_text() for text in axes.texts]
-        assert len(written) == len(MAP.latencies) * len(MAP.bandwidths)
-        gain = costs.gain(rival, "communication", "lstm_imdb", PRESETS["ethernet_1g"])
-        place = MAP.latencies.index(50e-6) * len(MAP.bandwidths) + MAP.bandwidths.index(1)
-        assert written[place] == f"{gain:.3g}\u00d7"
-        (frame,) = [patch for patch in axes.patches if not patch.get_fill()]
-        assert frame.get_bbox().contains(*axes.texts[place].get_position())
-        boxes = [text.get_window_extent() for text in axes.texts]
-        assert not any(one.overlaps(other) for one, other in combinations(boxes, 2))
-
-
-def test_equal_factors_have_equal_colours_in_all_panels() -> None:
-    drawn = []
-    for values in ([[1.0, 2.0]], [[2.0, 4.0]]):
-        figure = Figure(layout="constrained")
-        fields = curves.Fields(values, ("a", "b"), ("c",), [["", ""]])
-        curves.draw_fields(figure, fields, ("x", "y"), span=(1.0, 4.0))
-        figure.draw_without_rendering()
-        drawn.append([tuple(each) for each in figure.axes[0].collections[0].get_facecolors()])
-    assert drawn[0][1] == drawn[1][0]
-    assert drawn[0][0] != drawn[1][1]

@@ -201,7 +201,6 @@ def run(*words: str) -> subprocess.CompletedProcess[str]:
         (["spardl.nothing"], "error: exhibit 'spardl.nothing' does not exist; choose from spardl.complexity, "),
         ([], "error: no exhibit given; name one, or all (--list prints them)"),
         (["dear.speed", "--jobs=0"], "error: --jobs must be at least 1"),
-        (["spardl.breakdown", "--record", "--profile=vgg16=x"], "error: --record and --profile exclude each other, "),
     ],
 )
 def test_what_cannot_be_asked_for(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from textwrap import fill
 from typing import Any
@@ -20,21 +20,13 @@ PER_INCH, LINE_HEIGHT, SAMPLE = 14, 0.19, 8
 
 
 def check_drawing() -> None:
-    """Checks that figures can be drawn; call it before the work that they show.
-
-    Raises:
-        ConfigError: if matplotlib is not installed.
-    """
+    """Raises ConfigError if matplotlib is not installed; call it before the work that figures show."""
     if find_spec("matplotlib") is None:
         raise ConfigError("figures need matplotlib, which is not installed: pip install -e '.[report]'")
 
 
 def drawing(**more: Any) -> Any:
-    """Context with the matplotlib settings of all figures.
-
-    Args:
-        more: Further settings; the first underscore of a name stands for a dot.
-    """
+    """Context with the matplotlib settings of all figures; the first underscore of a name stands for a dot."""
     from matplotlib import rc_context  # noqa: PLC0415 - only figures need it
 
     settings: dict[Any, Any] = {
@@ -48,13 +40,7 @@ def drawing(**more: Any) -> Any:
 
 
 def drawn(draw: Callable[[Any], None], key: Mapping[str, palette.Look], title: str = "") -> Any:
-    """A figure of matplotlib with its legend; call it within :func:`drawing`.
-
-    Args:
-        draw: Draws into the figure.
-        key: Look of each name in the legend; empty for no legend.
-        title: Title above the figure.
-    """
+    """Draws a figure of matplotlib with a legend and a title, if given; call it within :func:`drawing`."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
     figure = Figure(figsize=SIZE, layout="constrained")
@@ -69,15 +55,7 @@ def drawn(draw: Callable[[Any], None], key: Mapping[str, palette.Look], title: s
 
 
 def explain(figure: Any, key: Mapping[str, palette.Look]) -> int:
-    """Draws the legend below a figure.
-
-    Args:
-        figure: Figure of matplotlib, or a part of one.
-        key: Look of each name; empty for no legend.
-
-    Returns:
-        The height of the legend in lines.
-    """
+    """Draws the legend below a figure or a part of one, unless the key is empty; returns its height in lines."""
     from matplotlib.lines import Line2D  # noqa: PLC0415 - only figures need it
 
     if not key:
@@ -98,13 +76,9 @@ def explain(figure: Any, key: Mapping[str, palette.Look]) -> int:
 
 
 def plain(axes: Any, across: str = "", up: str = "", grid: str = "both") -> None:
-    """Applies the style of the page to axes.
+    """Applies the style of the page to axes, with grid lines ``x``, ``y`` or ``both``.
 
-    Args:
-        axes: Axes of matplotlib.
-        across: Label of the horizontal axis.
-        up: Label of the vertical axis; it is written horizontally above the axes, where it is easier to read.
-        grid: Grid lines to draw: ``x``, ``y`` or ``both``.
+    The label of the vertical axis is written horizontally above the axes, where it is easier to read.
     """
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
@@ -117,14 +91,14 @@ def plain(axes: Any, across: str = "", up: str = "", grid: str = "both") -> None
     axes.set_title(up, fontsize=TEXT, loc="left", color=palette.INK)
 
 
-def logarithmic(axis: Any, values: Iterable[float], unit: str = "") -> None:
-    """Makes an axis logarithmic.
+def rows_from_the_top(axes: Any, names: Sequence[str]) -> None:
+    """Makes the vertical axis that of named rows at 0, 1, and so on, the first on top."""
+    axes.set_yticks(range(len(names)), names)
+    axes.set_ylim(len(names) - 0.4, -0.6)
 
-    Args:
-        axis: The x or y axis of matplotlib.
-        values: Values on this axis; the limits cover those that are positive and finite.
-        unit: Unit that follows each number.
-    """
+
+def logarithmic(axis: Any, values: Iterable[float], unit: str = "") -> None:
+    """Makes an axis logarithmic; its limits cover the positive finite values, and a unit follows each number."""
     from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator  # noqa: PLC0415 - only figures need it
 
     found = [value for value in values if value > 0 and math.isfinite(value)]

@@ -1,4 +1,4 @@
-"""Curves of metrics (mean over seeds, band from minimum to maximum), and heat maps of factors."""
+"""Curves of metrics: mean over seeds, and band from minimum to maximum."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from scripts.exhibits.base import Picture
 from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts.palette import INK, SOFT, Look, looks, readable
+from scripts.exhibits.charts.palette import SOFT, Look, looks
 from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
 
 # Most lines in a panel.
@@ -23,14 +23,7 @@ START = 0.25
 
 
 class Band(NamedTuple):
-    """Statistics of several runs by evaluation.
-
-    Attributes:
-        places: Mean steps or seconds.
-        middle: Mean values.
-        low: Minimum values.
-        high: Maximum values.
-    """
+    """Statistics of several runs by evaluation, at mean steps or seconds."""
 
     places: Sequence[float]
     middle: Sequence[float]
@@ -39,12 +32,7 @@ class Band(NamedTuple):
 
 
 def band(curves: Sequence[Curve], clock: str) -> Band:
-    """Aggregates runs at the steps at which all of them were evaluated.
-
-    Args:
-        curves: Curves of at least one run.
-        clock: Field for the horizontal axis: ``steps`` or ``seconds``.
-    """
+    """Aggregates at least one run at the steps at which all were evaluated, by ``steps`` or ``seconds``."""
     common = set.intersection(*(set(curve.steps) for curve in curves))
     rows = []
     for step in sorted(common):
@@ -56,12 +44,7 @@ def band(curves: Sequence[Curve], clock: str) -> Band:
 
 
 def panels(names: Sequence[str], common: Collection[str] = ()) -> list[list[str]]:
-    """Names of the lines of each panel, at most five; the panels have about equal numbers of lines.
-
-    Args:
-        names: Names of all lines.
-        common: At most four names that every panel shows, such as the baseline.
-    """
+    """Names of the lines of each panel, at most five, in about equal numbers; every panel shows the common ones."""
     shared = [name for name in names if name in common]
     rest = [name for name in names if name not in shared]
     if len(names) <= MOST or not rest:
@@ -76,11 +59,7 @@ def panel_pictures(
 ) -> list[Picture]:
     """Pictures of a few lines each; see :func:`panels`.
 
-    Args:
-        pictures: Pictures of all lines; their functions take the names of the lines to draw, and the figure.
-        names: Names of all lines; without any there is no panel.
-        styles: Look of each line.
-        common: At most four names that every panel shows, such as the baseline.
+    The functions of ``pictures`` take the names of the lines to draw, and the figure. Without names there is no panel.
     """
     parts, found = panels(names, common) if names else [], []
     for number, shown in enumerate(parts, 1):
@@ -105,15 +84,9 @@ def draw_means(
 ) -> None:
     """Draws the mean of each method as a line, and its range as a band.
 
-    Args:
-        axes: Axes of matplotlib to draw into.
-        curves: Finished runs of each method; all of them set the limits of the axes, so that panels compare.
-        clock: Field of :class:`Curve` on the horizontal axis.
-        across: Label of the horizontal axis.
-        metric: Name of the metric.
-        target: Metric value at which to draw a horizontal line.
-        ratios: Whether the horizontal axis is logarithmic, so that equal speedups have equal widths.
-        shown: Methods to draw; ``None`` draws all.
+    All finished runs set the limits of the axes, so that panels compare; ``shown`` names the methods to draw, by
+    default all. ``clock`` is the field of :class:`Curve` on the horizontal axis, and ``target`` a metric value at which
+    to draw a line. With ``ratios`` the horizontal axis is logarithmic, so that equal speedups have equal widths.
     """
     styles = looks(curves)
     bands = {name: band(runs, clock) for name, runs in curves.items() if runs}
@@ -160,16 +133,10 @@ def draw_steps(
     near: float = 0.0,
     ratios: bool = False,
 ) -> None:
-    """Draws the mean of each step as a line, and the range of several values as a band.
+    """Draws the mean of each step as a line, and the range of several values, such as one per worker, as a band.
 
-    Args:
-        figure: Figure of matplotlib to draw into.
-        lines: By name, the values of each drawn step, such as one per worker.
-        styles: Look of each line.
-        up: Name of the values.
-        every: Steps between two drawn steps.
-        near: Half of the width of a grey band around 1; 0 draws none.
-        ratios: Whether the vertical axis is logarithmic.
+    Lines are drawn at every ``every``-th step, over a grey band of half the width ``near`` around 1. With ``ratios``
+    the vertical axis, named ``up``, is logarithmic.
     """
     axes = figure.subplots()
     axes_of.plain(axes, "step", up + (", logarithmic" if ratios else ""))
@@ -185,71 +152,3 @@ def draw_steps(
     if ratios:
         values = [value for line in lines.values() for step in line for value in step]
         axes_of.logarithmic(axes.yaxis, [*values, *((1 - near, 1 + near) if near else ())])
-
-
-# Heights in inches: of a row, and of the margins.
-ROW, AROUND = 0.27, 0.65
-# Frame of a cell: its distance from the edge as a share of the cell, and its line width in points.
-INSIDE, FRAME = 0.07, 1.8
-
-
-class Fields(NamedTuple):
-    """Content of a heat map.
-
-    Attributes:
-        values: Rows from top to bottom.
-        columns: Labels of the columns.
-        rows: Labels of the rows.
-        texts: Text of each cell.
-        framed: Row and column of each cell with a frame.
-    """
-
-    values: Sequence[Sequence[float]]
-    columns: Sequence[str]
-    rows: Sequence[str]
-    texts: Sequence[Sequence[str]]
-    framed: Sequence[tuple[int, int]] = ()
-
-
-def draw_fields(
-    figure: Any,
-    fields: Fields,
-    words: tuple[str, str],
-    *,
-    span: tuple[float, float] | None = None,
-    cmap: str = "viridis",
-    width: float = axes_of.SIZE[0],
-) -> None:
-    """Draws a heat map.
-
-    Args:
-        figure: Figure of matplotlib to draw into.
-        fields: Content of the panel.
-        words: Labels of the horizontal and the vertical axis.
-        span: Smallest and largest value of all adjacent panels, which share one logarithmic colour scale; by default
-            the scale is linear.
-        cmap: Colour map of matplotlib.
-        width: Width of the figure in inches.
-    """
-    from matplotlib.colors import LogNorm  # noqa: PLC0415 - only figures need it
-    from matplotlib.patches import Rectangle  # noqa: PLC0415 - only figures need it
-
-    lines = max(name.count("\n") + 1 for name in fields.columns)
-    figure.set_size_inches(width, AROUND + ROW * (len(fields.rows) + lines - 1))
-    axes = figure.subplots()
-    axes_of.plain(axes, *words)
-    axes.grid(visible=False)
-    axes.tick_params(length=0)
-    shown = axes.pcolormesh(fields.values, cmap=cmap, norm=LogNorm(*span) if span else None, clip_on=False)
-    for row, (values, texts) in enumerate(zip(fields.values, fields.texts, strict=True)):
-        for column, (value, text) in enumerate(zip(values, texts, strict=True)):
-            colour = INK if math.isnan(value) else readable(shown.cmap(shown.norm(value)))
-            if text:
-                place = {"ha": "center", "va": "center", "fontsize": axes_of.SMALL, "color": colour}
-                axes.text(column + 0.5, row + 0.5, text, **place)
-            if (row, column) in fields.framed:
-                corner, size = (column + INSIDE, row + INSIDE), 1 - 2 * INSIDE
-                axes.add_patch(Rectangle(corner, size, size, fill=False, edgecolor=colour, linewidth=FRAME))
-    axes.set_xticks([place + 0.5 for place in range(len(fields.columns))], fields.columns)
-    axes.set_yticks([place + 0.5 for place in range(len(fields.rows))], fields.rows)
-    axes.invert_yaxis()

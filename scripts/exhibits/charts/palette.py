@@ -39,13 +39,7 @@ _MARKERS: Sequence[str] = ("o", "s", "^", "D", "v")
 
 
 class Look(NamedTuple):
-    """Line style of a series, the same in all figures.
-
-    Attributes:
-        color: The colour, as ``#rrggbb``.
-        dash: Line style of matplotlib.
-        marker: Marker of matplotlib.
-    """
+    """Line style of a series, the same in all figures: colour ``#rrggbb``, dash and marker of matplotlib."""
 
     color: str
     dash: Any
@@ -82,11 +76,7 @@ def _place(name: str) -> int | None:
 
 
 def readable(field: Sequence[float]) -> str:
-    """Text colour that can be read on a background of matplotlib's colour maps.
-
-    Args:
-        field: Red, green and blue of the background, from 0 to 1.
-    """
+    """Text colour that can be read on a background: red, green, blue from 0 to 1."""
     red, green, blue, *_ = field
     # Luma (Rec. 709) suffices to tell the dark half of a colour map from the light one.
     return "white" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.433 else "black"

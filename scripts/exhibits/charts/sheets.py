@@ -37,12 +37,7 @@ class Chart(ABC):
     columns: tuple[str, ...] = ()
 
     def pictures(self, name: str, made: Figures) -> list[Picture]:
-        """One panel for each group of rows; the names in a group differ only after the last comma.
-
-        Args:
-            name: Name of the figure, unique in the exhibit.
-            made: Sheet with title, columns and rows.
-        """
+        """One panel for each group of rows, whose names differ only after the last comma; ``name`` is unique."""
         columns = [column for column in made["columns"][1:] if column in self.columns or not self.columns]
         panels = _panels(made, columns)
         caption = f"{made['title']}{self.words}"
@@ -78,11 +73,7 @@ def _panels(made: Figures, columns: Sequence[str]) -> dict[str, dict[str, dict[s
 
 @dataclass(frozen=True)
 class Dots(Chart):
-    """Dot plot: one horizontal line per row, with one marker per column.
-
-    Attributes:
-        ratio: Whether the figures are factors, shown on a logarithmic axis with a line at 1.
-    """
+    """Dot plot: one line per row, with one marker per column; factors have a logarithmic axis with a line at 1."""
 
     ratio: bool = False
 
@@ -103,8 +94,7 @@ class Dots(Chart):
             for column, value in figures.items():
                 look = looks[column]
                 axes.plot([value], [place], look.marker, color=look.color, markersize=5.5, alpha=0.9, markeredgewidth=0)
-        axes.set_yticks(range(len(rows)), list(rows))
-        axes.set_ylim(len(rows) - 0.4, -0.6)
+        axes_of.rows_from_the_top(axes, list(rows))
         values = [value for figures in rows.values() for value in figures.values()]
         if self.ratio:
             axes.axvline(1, color=palette.SOFT, linewidth=0.9)
@@ -116,11 +106,7 @@ class Dots(Chart):
 
 @dataclass(frozen=True)
 class Lines(Chart):
-    """Line chart: one line per row, over columns whose names contain a number.
-
-    Attributes:
-        across: Label of the horizontal axis.
-    """
+    """Line chart: one line per row, over columns whose names contain a number; ``across`` labels the axis."""
 
     across: str = ""
 
@@ -143,11 +129,7 @@ class Lines(Chart):
 
 
 def _number(column: str) -> float:
-    """First number in the name of a column.
-
-    Raises:
-        ValueError: if the name has no number, so that the sheet cannot be drawn as lines.
-    """
+    """First number in the name of a column, without which the sheet cannot be drawn as lines."""
     found = re.search(r"\d+(\.\d+)?", column)
     if found is None:
         raise ValueError(f"column {column!r} has no number in its name; draw this sheet with Dots")

@@ -249,11 +249,10 @@ class Claim:
         """Names of all exhibits with our figures."""
         return (self.exhibit, *self.also)
 
-    def where(self, exhibit: Exhibit, scale: str) -> Claim:
-        """The claim with the limits that apply: not that of assumed GPU times if the exhibit measured all of them."""
-        measured = set() if exhibit.guesses(scale) else {Limit.ASSUMED_GPU}
+    def at(self, scale: str) -> Claim:
+        """The claim with the limits that apply at a size."""
         limits = (each for each in (Limit.NOTHING_TRAINED, *self.limits) if scale in each.scales)
-        return replace(self, limits=tuple(each for each in limits if each not in measured))
+        return replace(self, limits=tuple(limits))
 
 
 class TaskFinding(NamedTuple):
@@ -282,7 +281,7 @@ class Judgement(NamedTuple):
 def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Results) -> Judgement:
     """Judges a claim by the available results of the jobs of its exhibits."""
     exhibit = exhibits[claim.exhibit]
-    claim = claim.where(exhibit, scale)
+    claim = claim.at(scale)
     setting = " ".join(exhibits[name].what_ran(scale) for name in claim.exhibits)
 
     def find(name: str) -> Sequence[Figure]:

@@ -13,8 +13,8 @@ import torch
 from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import SIZE, plain
+from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, selection, train_watched
-from scripts.exhibits.outcomes import row_of
 from scripts.exhibits.tables import Cell, Table
 from spardl.clusters import Network, SimulatedCluster
 from spardl.clusters.network import PRESETS
@@ -36,13 +36,7 @@ BASIS = Basis(
 
 
 class Snapshot(NamedTuple):
-    """Selections of all workers in one step.
-
-    Attributes:
-        own: Selected entries of each worker.
-        borders: Borders of the regions that Ok-Topk uses in this step.
-        k: Target number of entries.
-    """
+    """Selections of all workers in one step, and the borders of the regions that Ok-Topk uses in it."""
 
     own: Sequence[SparseVector]
     borders: Sequence[int]
@@ -88,17 +82,9 @@ class Sent(NamedTuple):
 
 
 def record_loads(words: Sequence[str], steps: int) -> dict[str, Any]:
-    """Trains with Ok-Topk and compares ways to send the entries selected in the last step.
+    """Trains with Ok-Topk for at least 2 steps; compares ways to send the entries selected in the last one.
 
-    Args:
-        words: Arguments of train.py.
-        steps: Number of training steps, at least 2.
-
-    Returns:
-        ``length`` of the gradient, ``k``, and the result of :func:`compare`.
-
-    Raises:
-        ConfigError: if the configuration is invalid.
+    Returns ``length`` of the gradient, ``k``, and the result of :func:`compare`.
     """
     recorder = _Recorder(first=steps - 1)
     train_watched(words, steps, recorder)
@@ -187,13 +173,7 @@ def _largest(sums: Sequence[SparseVector], k: int) -> list[SparseVector]:
 
 
 class Kind(NamedTuple):
-    """A comparison of two ways.
-
-    Attributes:
-        title: Title of the table.
-        ways: Names of the ways without and with balancing in :func:`compare`.
-        paper: Published gain.
-    """
+    """A comparison of the ways without and with balancing in :func:`compare`, and the published gain."""
 
     title: str
     ways: tuple[str, str]
@@ -222,9 +202,6 @@ class Balance(TracedExhibit):
     traced = "loads"
     trace = record_loads
 
-    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
-        return {"": ()}
-
     def caption(self, scale: str) -> str:
         plan = at(scale, self.plans)
         cases = "; ".join(f"{case.name} ({self.entries[case.name]:,} entries): {case.what}" for case in plan.cases)
@@ -243,8 +220,8 @@ class Balance(TracedExhibit):
         parts = [[each] if each.startswith("gain") else [f"{each}, {way}" for way in kind.ways] for each in compared]
         columns, rows = ["case", *chain.from_iterable(parts), "paper"], []
         for case in plan.cases:
-            job, cells = self.job(plan, case, ""), partial(self._cells, self.entries[case.name], kind)
-            rows.append(row_of(case.title, job, results.of(job), len(columns) - 1, cells))
+            cells = partial(self._cells, self.entries[case.name], kind)
+            rows.append(self.row(results, self.job(plan, case), case.title, columns, cells))
         return Table(f"{self.title}, {kind.title}", columns, rows)
 
     def _cells(self, entries: int, kind: Kind, data: Mapping[str, Any]) -> list[Cell]:
@@ -254,7 +231,7 @@ class Balance(TracedExhibit):
         bare = [way.busiest / 1e3 for way in ways]
         full = [way.on(network, scale) for way in ways]
         figures = [*unequal, *bare, bare[0] / bare[1], *full, full[0] / full[1]]
-        return [*(Cell(f"{figure:.3g}", figure) for figure in figures), Cell(kind.paper)]
+        return [*map(number, figures), Cell(kind.paper)]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         plan = at(scale, self.plans)
@@ -263,7 +240,7 @@ class Balance(TracedExhibit):
             Picture(
                 f"loads {case.name} {kind.ways[1]}",
                 caption,
-                partial(_draw_loads, results.of(self.job(plan, case, "")).data.get("ways", {}), kind.ways),
+                partial(_draw_loads, results.of(self.job(plan, case)).data.get("ways", {}), kind.ways),
                 f"{case.title}; {kind.title.lower()}, {' and '.join(kind.ways)}",
             )
             for kind in KINDS
@@ -276,10 +253,10 @@ def _draw_loads(ways: Mapping[str, Mapping[str, Any]], names: Sequence[str], fig
     figure.set_size_inches(SIZE[0], 2.0)
     axes, looks = figure.subplots(), palette.looks(name for name in names if name in ways)
     plain(axes, "worker", "load / mean", grid="y")
-    for number, (name, look) in enumerate(looks.items()):
+    for side, (name, look) in enumerate(looks.items()):
         loads = ways[name]["loads"]
         mean = sum(loads) / len(loads)
-        places = [worker + 0.4 * number - 0.2 for worker in range(len(loads))]
+        places = [worker + 0.4 * side - 0.2 for worker in range(len(loads))]
         axes.bar(places, [load / mean for load in loads], 0.4, color=look.color)
     axes.axhline(1, color=palette.SOFT, linewidth=0.9)
     axes.locator_params(axis="x", integer=True, nbins=9)

@@ -27,6 +27,7 @@ from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Computation, Job, Outcome
+from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.lab import Measurement, in_lab, local, typed
 from scripts.exhibits.kinds.races import Lap, between, raced, stretches, with_tests
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
@@ -82,18 +83,15 @@ class Entrant(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """Plan of one size preset for one task.
+    """Plan of one size preset for one task; the first entrant is dense training, which determines the targets.
 
     Attributes:
         name: Name of the task in titles.
         words: Arguments of train.py without the learning rate.
-        entrants: Entrants; the first one is dense training, which determines the targets.
         gbits: Bandwidths of the links in Gbit/s, the slowest first.
         seeds: Seeds, with one learning curve each.
-        steps: Number of steps of each training.
         every: Steps between two tests, per turn and before the first turn; a multiple of all periods of local steps.
         pace: Approximate seconds of a step on the slowest link, for the plan.
-        workers: Number of workers.
     """
 
     name: str
@@ -116,17 +114,11 @@ class Course:
 
     def lesson(self, entrant: Entrant, rate: float, seed: int) -> Lesson:
         """Job of a learning curve: loss by step."""
-        given = {
-            "workers": self.workers,
-            "case": entrant.case,
-            "seed": seed,
-            "steps": self.steps,
-            "every": self.every,
-            "train": self.train(rate),
-        }
+        given = {"workers": self.workers, "case": entrant.case, "seed": seed, "steps": self.steps, "every": self.every}
+        arguments = (*given.items(), ("train", self.train(rate)))
         start = " ".join(("torchrun", *local(self.workers)))
         shell = f"{start} {' '.join(bench.current(self._words(entrant, rate, seed)))}"
-        return Lesson(f"{NAME}.learned", learned, tuple(given.items()), shell)
+        return Lesson(f"{NAME}.learned", learned, arguments, shell)
 
     def lessons(self) -> list[Lesson]:
         """All learning curves: chosen settings first, then the other tried settings, then the other seeds."""
@@ -174,19 +166,7 @@ class Lesson(Computation):
 
 
 def learned(workers: int, case: str, seed: int, steps: int, every: int, train: str) -> dict[str, Any]:
-    """Test results of a training with real processes on this machine, whose other load does not matter.
-
-    Args:
-        workers: Number of workers.
-        case: Case of bench.py accuracy.
-        seed: Seed of weights, order and dropout.
-        steps: Number of training steps.
-        every: Steps between two tests.
-        train: Choices of train.py.
-
-    Raises:
-        SpardlError: if the training fails.
-    """
+    """Test results of a training with real processes on this machine, whose other load does not matter."""
     plan = planned(train)
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -207,11 +187,7 @@ def learned(workers: int, case: str, seed: int, steps: int, every: int, train: s
 
 
 def paced(**setting: Any) -> dict[str, Any]:
-    """Seconds and bytes sent per worker and step of each case, by turn.
-
-    Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench.py hooks.
-    """
+    """Seconds and bytes per worker and step of each case, by turn: bench.py hooks, with arguments of in_lab."""
     rows = in_lab(**setting)["rows"]
     return {"cases": {row["case"]: {"seconds": _short(row["seconds"]), "sent": _short(row["sent"])} for row in rows}}
 
@@ -231,25 +207,14 @@ NEVER = "none"
 
 
 class Goal(NamedTuple):
-    """A target loss.
-
-    Attributes:
-        name: Name in titles.
-        target: The loss.
-    """
+    """A target loss, and its name in titles."""
 
     name: str
     target: Target
 
 
 class Pace(NamedTuple):
-    """Cost of a step on a link.
-
-    Attributes:
-        seconds: Median over the turns.
-        sent: Bytes per worker.
-        computing: Time of a step without communication, as a share.
-    """
+    """Cost of a step on a link: seconds, bytes per worker, and the share of a step without communication."""
 
     seconds: float
     sent: float
@@ -258,11 +223,7 @@ class Pace(NamedTuple):
 
 @dataclass(frozen=True)
 class Frontier(Exhibit):
-    """Learning curves by step, combined with step times measured on links.
-
-    Attributes:
-        courses: Courses by size preset, one per task.
-    """
+    """Learning curves by step, combined with step times measured on links; courses by size preset, one per task."""
 
     courses: ByScale[Sequence[Course]]
 
@@ -303,8 +264,6 @@ class Frontier(Exhibit):
         own = "; ".join(f"{each.name}: {each.case} at {each.rate:g}" for each in course.entrants)
         return f"{course.name}, {course.workers} workers, {course.steps} steps: {' '.join(course.words)}. {own}."
 
-    # --- results
-
     def _outcomes(self, course: Course, entrant: Entrant, results: Results) -> list[Outcome]:
         return [results.of(course.lesson(entrant, entrant.rate, seed)) for seed in course.seeds]
 
@@ -316,10 +275,8 @@ class Frontier(Exhibit):
         first, last = mean(curve.values[0] for curve in curves), mean(mean(curve.values[-LAST:]) for curve in curves)
         near = last + MARGIN * (first - last)
         early = mean(curve.values[math.ceil(EARLY * len(curve.values)) - 1] for curve in curves)
-        return [
-            Goal("as good as dense", Target.near(near, True, LOSS, 0.0)),
-            Goal("half-way", Target.near(early, True, LOSS, 0.0)),
-        ]
+        losses = {"as good as dense": near, "half-way": early}
+        return [Goal(name, Target.near(loss, True, LOSS, 0.0)) for name, loss in losses.items()]
 
     def pace(self, course: Course, gbit: float, entrant: Entrant, results: Results) -> Pace | None:
         """Cost of a step of an entrant on a link, or ``None`` if it was not measured."""
@@ -335,8 +292,6 @@ class Frontier(Exhibit):
         found = [reached(_curve(each), goal.target) for each in succeeded(self._outcomes(course, entrant, results))]
         steps = [each for each in found if each is not None]
         return mean(steps) if steps and len(steps) == len(found) else None
-
-    # --- tables
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         courses = at(scale, self.courses)
@@ -423,8 +378,8 @@ class Frontier(Exhibit):
                 same = _curve(found).values == _curve(lesson).values
                 sent = found.data["step_bytes"]
                 cells = [
-                    Cell(f"{put:.4g}", put),
-                    Cell(f"{clock:.4g}", clock),
+                    number(put, ".4g"),
+                    number(clock, ".4g"),
                     _ratio(put / clock, [found, results.of(course.pacing(gbit))]),
                     Cell(f"{pace.sent / sent:.3g}" if sent else "", pace.sent / sent if sent else None),
                     Cell("the same" if same else "others", bad=not same),
@@ -432,8 +387,6 @@ class Frontier(Exhibit):
             rows.append(Row(f"{entrant.name}, {1000 * gbit:g} Mbit/s", cells, [job, course.pacing(gbit)]))
         columns = ("whole training", "seconds put together", "by the clock", "ratio", "ratio of bytes", "losses")
         return Table(f"{course.name}: combined figures, checked", columns, rows)
-
-    # --- figures
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         courses = at(scale, self.courses)
@@ -493,28 +446,23 @@ def _curve(outcome: Outcome, pace: float = 1.0) -> Curve:
 
 def _ratio(ratio: float, outcomes: Sequence[Outcome]) -> Cell:
     """Ratio of seconds, replaced by a remark if they are from several machines."""
-    return Cell(OTHER_MACHINE) if len(machines(outcomes)) > 1 else Cell(f"{ratio:.3g}", ratio)
+    return Cell(OTHER_MACHINE) if len(machines(outcomes)) > 1 else number(ratio)
 
 
 def _seconds(steps: float | None, pace: Pace | None) -> Cell:
     if steps is None:
         return Cell("never")
-    return Cell(f"{steps * pace.seconds:.3g} s", steps * pace.seconds) if pace else Cell(f"{steps:g} steps")
+    return number(steps * pace.seconds, after=" s") if pace else Cell(f"{steps:g} steps")
 
 
 def _timed(pace: Pace) -> list[Cell]:
-    return [
-        Cell(f"{1000 * pace.seconds:.3g}", 1000 * pace.seconds),
-        Cell(f"{pace.sent / 1e6:.3g}", pace.sent / 1e6),
-        Cell(f"{pace.computing:.0%}", pace.computing),
-    ]
+    return [number(1000 * pace.seconds), number(pace.sent / 1e6), number(pace.computing, ".0%")]
 
 
 def _tried(outcome: Outcome, used: bool) -> Cell:
     if outcome.reason is not None:
         return Cell(outcome.fault, bad=outcome.started)
-    last = _curve(outcome).values[-1]
-    return Cell(f"{last:.4g}{' *' if used else ''}", last)
+    return number(_curve(outcome).values[-1], ".4g", " *" if used else "")
 
 
 def _digits(value: float) -> str:

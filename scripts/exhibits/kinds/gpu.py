@@ -10,24 +10,18 @@ from types import MappingProxyType
 from typing import NamedTuple
 
 from scripts.benchmarks import schedules as bench_schedules
-from scripts.exhibits.base import Basis
-from scripts.exhibits.passes import MeasuredPasses
 
 # A backward pass costs twice as much as a forward pass; a product and a sum are two operations.
 OPERATIONS = 2 * 3
 
 
 class Model(NamedTuple):
-    """A task of a paper with the costs of its passes.
+    """A task of a paper: number of parameters, examples per worker, and the assumed costs of its passes.
 
     Attributes:
-        title: Name in the paper.
-        entries: Number of parameters.
-        batch: Examples per worker.
         products: Counted products in the forward pass of one example.
         rate: Assumed sustained operations per second.
         certainty: Source of the rate and its reliability.
-        measured: Measured passes, or ``None`` if they are assumed.
     """
 
     title: str
@@ -36,13 +30,10 @@ class Model(NamedTuple):
     products: float
     rate: float
     certainty: str
-    measured: MeasuredPasses | None = None
 
     @property
     def seconds(self) -> float:
         """Seconds of both passes and the update."""
-        if self.measured:
-            return self.measured.profile.compute + self.entries * self.measured.profile.update
         return OPERATIONS * self.products * self.batch / self.rate + self.entries * bench_schedules.ASSUMED_UPDATE
 
 
@@ -62,35 +53,8 @@ MODELS: Mapping[str, Model] = MappingProxyType(
 )
 
 
-def measured_models(models: Mapping[str, Model], given: Mapping[str, MeasuredPasses]) -> Mapping[str, Model]:
-    """Models with measured passes where they are given.
-
-    Raises:
-        ConfigError: if a profile has another number of parameters than its model.
-    """
-    taken = {name: given[name].checked(name, model.entries) for name, model in models.items() if name in given}
-    return {name: model._replace(measured=taken.get(name, model.measured)) for name, model in models.items()}
-
-
-def basis_of(basis: Basis, measured: Mapping[str, MeasuredPasses]) -> Basis:
-    """Basis whose passes are partly measured; ``measured`` holds the passes by model."""
-    if not measured:
-        return basis
-    told = "; ".join(f"{name}: {passes.words}" for name, passes in measured.items())
-    return basis._replace(
-        measured=f"{basis.measured}; passes: {told}",
-        assumed=f"{basis.assumed}; but not the passes that were measured",
-    )
-
-
 class Compressing(NamedTuple):
-    """Seconds of selecting, packing and merging.
-
-    Attributes:
-        start: Constant part.
-        worker: Seconds per worker, for a selection or an arrival.
-        entry: Seconds per entry of the gradient.
-    """
+    """Seconds of selecting, packing and merging: a constant part, per worker, and per entry of the gradient."""
 
     start: float
     worker: float
@@ -118,14 +82,7 @@ COMPRESSING: Mapping[str, Compressing] = MappingProxyType(
 
 
 def seconds_to_compress(choice: str, entries: int, workers: int, words: float) -> float:
-    """Seconds of local work of a method for one gradient.
-
-    Args:
-        choice: Choice of ``compressor=``, one of ``COMPRESSING``.
-        entries: Number of entries of the gradient.
-        workers: Number of workers (P).
-        words: Received words: two per pair of entry and index.
-    """
+    """Seconds of local work of a method for one gradient of some entries, of which a worker receives some words."""
     line = COMPRESSING[choice]
     merged = words / 2 * MERGING if line.entry else 0.0
     return line.start + line.worker * workers + line.entry * entries + merged

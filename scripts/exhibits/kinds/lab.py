@@ -7,30 +7,29 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from scripts import bench, netlab
-from scripts.exhibits.base import Picture, Results, at
+from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts import axes as axes_of
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.sheets import Chart, Figures
+from scripts.exhibits.charts.sheets import Figures
 from scripts.exhibits.jobs import Computation
-from scripts.exhibits.kinds.gpu import basis_of
+from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.predictions import Computed, sheet
-from scripts.exhibits.passes import MeasuredPasses
+from scripts.exhibits.outcomes import row_of
+from scripts.exhibits.tables import Cell, Table
 from scripts.labs.first_process import LabError
 from spardl.basics.errors import ConfigError, TrainingError
-from spardl.clusters.profile import Profile
 
 ROOT = Path(__file__).resolve().parents[3]
-PROFILES = ROOT / "scripts" / "profiles"
 # Columns of seconds in the sheets; pictures look them up by name.
 MEDIAN, LEAST, MOST, PREDICTED = "median s", "least", "most", "predicted"
 SECONDS = (MEDIAN, LEAST, MOST, PREDICTED, "predicted / median")
@@ -41,16 +40,11 @@ NOT_COUNTED = "not counted"
 EDITION = 2
 # Time limit of a benchmark outside of the lab in seconds.
 TIMEOUT = 900.0
-LINKS = "shaped links between processes on one machine, whose cores they share"
 
 
 @dataclass(frozen=True)
 class Measurement(Computation):
-    """A computation that measures time and must run alone.
-
-    Attributes:
-        expected: Expected seconds, see :class:`Job`.
-    """
+    """A computation that measures time and must run alone, with its expected seconds."""
 
     alone: ClassVar[bool] = True
     expected: float | None = field(default=None, compare=False)
@@ -74,9 +68,7 @@ def _said(log: Path) -> Iterator[None]:
                 os.close(old)
 
 
-def in_lab(
-    workers: int, gbit: float, limit: float, words: Sequence[str], measured: str = "", delay_ms: float = 0.0
-) -> Any:
+def in_lab(workers: int, gbit: float, limit: float, words: Sequence[str], delay_ms: float = 0.0) -> Any:
     """Runs a benchmark as every worker of a network lab, which ends with this process.
 
     Args:
@@ -84,18 +76,15 @@ def in_lab(
         gbit: Bandwidth of each link and direction, which the benchmark also gets as an option.
         limit: Time limit of the lab in seconds.
         words: Script and options of the benchmark; paths are relative to the repository.
-        measured: Digest of the profile that determines how long workers sleep, unless it is part of the repository.
-            Another file is another job.
         delay_ms: One-way delay of each message.
 
     Returns:
         Content that the benchmark wrote to ``--json``.
 
     Raises:
-        ConfigError: if this machine cannot run a lab.
-        TrainingError: if the benchmark failed or took too long.
+        ConfigError: If this machine cannot run a lab.
+        TrainingError: If the benchmark failed or took too long.
     """
-    del measured
     with TemporaryDirectory() as folder:
         found, log = Path(folder) / "found.json", Path(folder) / "log.txt"
         lab = ["run", f"--workers={workers}", f"--gbit={gbit:g}", f"--timeout={limit:g}", f"--delay-ms={delay_ms:g}"]
@@ -115,32 +104,15 @@ def _here(word: str) -> str:
     return re.sub(r"(^|[:=])scripts/", rf"\g<1>{ROOT / 'scripts'}/", word)
 
 
-def slept(words: Sequence[str]) -> str:
-    """Model whose assumed passes determine how long a benchmark sleeps, or an empty string."""
-    found = [match[1] for word in words if (match := re.fullmatch(r"profile:scripts/profiles/(\w+)\.json", word))]
-    return found[0] if found else ""
-
-
-def asleep(words: Sequence[str], measured: MeasuredPasses) -> tuple[str, ...]:
-    """Replaces assumed passes by measured ones in the options of a benchmark.
-
-    Args:
-        words: Options with assumed passes.
-        measured: Measured passes of the same model.
-
-    Raises:
-        ConfigError: if the model has another size.
-    """
-    model, place = slept(words), words.index("--compute")
-    measured.checked(model, sum(Profile.read(PROFILES / f"{model}.json").entries))
-    kept = (*words[:place], *words[place + 2 :])
-    return tuple(f"profile:{measured.path}" if slept([word]) else word for word in kept)
-
-
 def complaint(log: str, what: str, code: int) -> str:
     """First error in a log, which is the cause of the later ones."""
     errors = (line.partition("error: ")[2] for line in log.splitlines() if "error: " in line)
     return next(errors, f"{what} ended with exit code {code}")
+
+
+def turns(found: Sequence[float], factor: float = 1.0) -> str:
+    """Returns the figures of every turn in one text, times a factor."""
+    return ", ".join(f"{factor * each:.3g}" for each in found)
 
 
 def _seconds(found: Sequence[float], predicted: float | None) -> list[float | str]:
@@ -149,23 +121,15 @@ def _seconds(found: Sequence[float], predicted: float | None) -> list[float | st
     return [middle, min(found), max(found), *further]
 
 
-def _turns(found: Sequence[float]) -> str:
-    return ", ".join(f"{each:.3g}" for each in found)
-
-
 def schedules(**setting: Any) -> dict[str, Any]:
-    """Measured and predicted seconds of a training step under each schedule.
-
-    Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench.py overlap.
-    """
+    """Measured and predicted seconds of a step under each schedule: bench.py overlap, with arguments of in_lab."""
     found = in_lab(**setting)
     rows: dict[str, list[float | str]] = {
         _row_name(row): [
             *_seconds(row["seconds"], row["predicted"]),
             float(row["groups"]),
             row["ideal"] if row["ideal"] is not None else "no halves",
-            _turns(row["seconds"]),
+            turns(row["seconds"]),
         ]
         for row in found
     }
@@ -191,23 +155,14 @@ def _row_name(row: Mapping[str, Any]) -> str:
 
 
 def delayed(delays_ms: Sequence[float], **setting: Any) -> dict[str, Any]:
-    """Seconds of a training step under each schedule, once for each delay of messages.
-
-    Args:
-        delays_ms: One-way delays of messages.
-        setting: Other arguments of :func:`in_lab`.
-    """
+    """Seconds of a step under each schedule as :func:`schedules`, once for each one-way delay of messages."""
     found = [schedules(**setting, delay_ms=delay)["sheets"][0] for delay in delays_ms]
     pairs = zip(found, delays_ms, strict=True)
     return {"sheets": [{**made, "title": f"{made['title']}, delayed by {delay:g} ms"} for made, delay in pairs]}
 
 
 def synchronizations(**setting: Any) -> dict[str, Any]:
-    """Seconds of whole synchronizations, as measured and as predicted from counted rounds and bytes.
-
-    Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench.py sync.
-    """
+    """Seconds of whole synchronizations, measured and predicted: bench.py sync, with arguments of in_lab."""
     found = in_lab(**setting)
     ((title, timed),) = found["cases"].items()
     header, *lines = found["setting"]["breakdown"]
@@ -215,7 +170,7 @@ def synchronizations(**setting: Any) -> dict[str, Any]:
     rows = {
         row["name"].removesuffix(", exact"): [
             *_counted(row["seconds"], counted.get(row["name"])),
-            _turns(row["seconds"]),
+            turns(row["seconds"]),
         ]
         for row in timed
     }
@@ -238,22 +193,15 @@ class Measured(Computed):
 
     recipe: int = EDITION
 
-    def assumes(self, scale: str) -> Sequence[str]:
-        model = slept(dict(at(scale, self.arguments))["words"])
-        return [model] if model else []
-
-    def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Measured:
-        models = {slept(dict(each)["words"]) for each in self.arguments.values()}
-        own = {model: given[model] for model in models if model in given}
-        arguments = {scale: _asleep(each, own) for scale, each in self.arguments.items()}
-        return replace(self, arguments=arguments, basis=basis_of(self.basis, own))
+    def commands(self, given: Mapping[str, Any]) -> Iterable[str]:
+        """Commands that print the same figures, from the arguments by name."""
+        delays = given.get("delays_ms", (0.0,))
+        return (typed(given["workers"], given["gbit"], given["words"], delay) for delay in delays)
 
     def job(self, scale: str) -> Measurement:
         """The measurement."""
         arguments = at(scale, self.arguments)
-        given = dict(arguments)
-        delays = given.get("delays_ms", (0.0,))
-        shell = "; ".join(typed(given["workers"], given["gbit"], given["words"], delay) for delay in delays)
+        shell = "; ".join(self.commands(dict(arguments)))
         return Measurement(self.name, self.function, arguments, shell, self.recipe)
 
     def caption(self, scale: str) -> str:
@@ -268,22 +216,13 @@ class Measured(Computed):
         ]
 
 
-def _asleep(arguments: tuple[tuple[str, Any], ...], own: Mapping[str, MeasuredPasses]) -> tuple[tuple[str, Any], ...]:
-    given = dict(arguments)
-    measured = own.get(slept(given["words"]))
-    if measured is None:
-        return arguments
-    return tuple({**given, "words": asleep(given["words"], measured), "measured": measured.digest}.items())
-
-
 def typed(workers: int, gbit: float, words: Sequence[str], delay_ms: float = 0.0) -> str:
-    """Command that runs a benchmark in a lab; see :func:`in_lab`."""
+    """Command that runs a benchmark in a lab."""
     lab = f"--workers {workers} --gbit {gbit:g}{f' --delay-ms {delay_ms:g}' if delay_ms else ''}"
     return f"python scripts/netlab.py run {lab} -- python {' '.join(bench.current(words))} --gbit {gbit:g}"
 
 
 def _draw(made: Figures, figure: Any) -> None:
-    """Horizontal bars, because names are long."""
     rows = [dict(zip(made["columns"], row, strict=True)) for row in made["rows"]]
     names, middle = [str(row[made["columns"][0]]) for row in rows], [row[MEDIAN] for row in rows]
     figure.set_size_inches(axes_of.SIZE[0], 0.8 + 0.3 * len(rows))
@@ -300,8 +239,7 @@ def _draw(made: Figures, figure: Any) -> None:
     for place, value in enumerate(middle):
         axes.text(end, place, f"{value:.3g}", va="center", fontsize=axes_of.SMALL)
     axes.set_xlim(0, end)
-    axes.set_yticks(range(len(rows)), names)
-    axes.set_ylim(len(rows) - 0.4, -0.6)
+    axes_of.rows_from_the_top(axes, names)
     axes.locator_params(axis="x", nbins=5)
 
 
@@ -316,9 +254,6 @@ def timed(
         floor: Row that the others are compared with.
         workers: Number of processes for torchrun; 0 runs one process without it.
         beside: Names of further columns of the benchmark.
-
-    Raises:
-        TrainingError: if a run failed or took too long.
     """
     tables: dict[str, list[Mapping[str, Any]]] = {}
     for words in runs:
@@ -361,19 +296,180 @@ def _sheet(title: str, rows: Sequence[Mapping[str, Any]], floor: str, further: S
 
 
 @dataclass(frozen=True)
-class Timed(Computed):
+class Timed(Measured):
     """An exhibit measured by a benchmark; ``arguments`` are those of :func:`timed`."""
 
-    charts: tuple[Chart, ...] = ()
-    recipe: int = EDITION
-
-    def job(self, scale: str) -> Measurement:
-        """The measurement."""
-        arguments = at(scale, self.arguments)
-        given = dict(arguments)
+    def commands(self, given: Mapping[str, Any]) -> Iterable[str]:
         start = ("torchrun", *local(given["workers"])) if given["workers"] else ("python",)
-        shell = "; ".join(" ".join((*start, *bench.current((given["script"], *words)))) for words in given["runs"])
-        return Measurement(self.name, self.function, arguments, shell, self.recipe)
+        return (" ".join((*start, *bench.current((given["script"], *words)))) for words in given["runs"])
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        return ()
+
+
+class Place(NamedTuple):
+    """Number of workers, and bandwidth of each link in Gbit/s."""
+
+    workers: int
+    gbit: float
+
+    @property
+    def title(self) -> str:
+        """Name of a row."""
+        return f"P = {self.workers}, {self.gbit:g} Gbit/s"
+
+
+class Course(NamedTuple):
+    """Plan of one size preset.
+
+    Attributes:
+        places: Places to compare.
+        words: Options of bench.py overlap without methods and schedule.
+        limit: Time limit of a lab in seconds.
+        cost: Approximate duration of all runs, in words.
+    """
+
+    places: tuple[Place, ...]
+    words: tuple[str, ...]
+    limit: float
+    cost: str
+
+
+def timed_updates(**setting: Any) -> dict[str, Any]:
+    """Seconds per step of each method, by turn: bench.py overlap, with arguments of in_lab."""
+    return {"rows": in_lab(**setting), "cores": os.cpu_count()}
+
+
+# Measurements of one place by method: ``seconds`` of each turn, and those ``predicted``.
+Updates: TypeAlias = Mapping[str, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class LabUpdates(Exhibit):
+    """One method against others at several numbers of workers, each on links of several speeds.
+
+    Attributes:
+        methods: Choices of ``compressor=`` by name; the first one is compared with all others.
+        courses: Course by size preset.
+        model: The model, for readers.
+    """
+
+    methods: Mapping[str, str]
+    courses: ByScale[Course]
+    model: str
+    basis: Basis = field(
+        default=Basis(
+            simulated="only the predictions",
+            measured="seconds of steps over shaped links between processes on one machine, whose cores they share; "
+            "gradients, messages and updates are real, of a model of this size",
+            assumed="the passes: workers sleep for the times of a profile, scaled, as if each had a GPU",
+        ),
+        kw_only=True,
+    )
+
+    def job(self, course: Course, place: Place) -> Measurement:
+        """Job that measures all methods in turns in one setting."""
+        methods = ("--methods", ",".join(self.methods.values()), "--schedules", "after_backward")
+        words = ("scripts/bench_overlap.py", *course.words, *methods)
+        arguments = (("workers", place.workers), ("gbit", place.gbit), ("limit", course.limit), ("words", words))
+        return Measurement(self.name, timed_updates, arguments, typed(*place, words), EDITION)
+
+    def jobs(self, scale: str) -> Sequence[Measurement]:
+        course = at(scale, self.courses)
+        return [self.job(course, place) for place in course.places]
+
+    def cost(self, scale: str) -> str:
+        return f"{len(self.jobs(scale))} labs, {at(scale, self.courses).cost}"
 
     def caption(self, scale: str) -> str:
-        return f"{self.words} {self.job(scale).command}"
+        return (
+            f"{self.model}. A step: both passes, then the synchronization, then the update; nothing overlaps. Medians "
+            "of turns that alternate between methods; ratios are turn by turn. Predicted: the passes, a worker's own "
+            "work as measured while all did theirs, and counted rounds and bytes on the network as measured just "
+            "before. All workers share the cores of one machine: where workers are many and links are fast, steps wait "
+            "for cores and not for the network, and methods that compute little look better than on machines of their "
+            f"own. {' '.join(at(scale, self.courses).words)}"
+        )
+
+    def _by_name(self, data: Mapping[str, Any]) -> Updates:
+        by_choice = {row["method"]: row for row in data["rows"]}
+        return {name: by_choice[choice] for name, choice in self.methods.items()}
+
+    def tables(self, scale: str, results: Results) -> Sequence[Table]:
+        ours, *others = self.methods
+        ratios = ("place", *(f"{ours} over {each}{how}" for each in others for how in ("", f", {PREDICTED}")), "cores")
+        seconds = ("place", *(f"{each}, {what}" for each in self.methods for what in ("ms", PREDICTED)), TURNS)
+        return [
+            self._table(f"how many times as fast {ours}'s steps are", ratios, self._ratio_cells, scale, results),
+            self._table("milliseconds of a step, medians", seconds, self._second_cells, scale, results),
+        ]
+
+    def _table(
+        self,
+        title: str,
+        columns: Sequence[str],
+        cells: Callable[[Mapping[str, Any]], list[Cell]],
+        scale: str,
+        results: Results,
+    ) -> Table:
+        course, count = at(scale, self.courses), len(columns) - 1
+        jobs = {place.title: self.job(course, place) for place in course.places}
+        rows = [row_of(name, job, results.of(job), count, cells) for name, job in jobs.items()]
+        return Table(f"{self.title}: {title}", columns, rows)
+
+    def _ratio_cells(self, data: Mapping[str, Any]) -> list[Cell]:
+        ours, *others = self._by_name(data).values()
+        cells = []
+        for other in others:
+            measured = _turn_ratios(other, ours)
+            middle = median(measured)
+            cells.append(Cell(f"{middle:.3g}x ({min(measured):.3g}..{max(measured):.3g})", middle))
+            cells.append(number(other[PREDICTED] / ours[PREDICTED], ".3g", "x"))
+        return [*cells, number(float(data["cores"]), "g")]
+
+    def _second_cells(self, data: Mapping[str, Any]) -> list[Cell]:
+        found = self._by_name(data)
+        figures = [1000 * value for row in found.values() for value in (median(row["seconds"]), row[PREDICTED])]
+        every = "; ".join(f"{name}: {turns(row['seconds'], 1000)}" for name, row in found.items())
+        return [*map(number, figures), Cell(every)]
+
+    def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        caption = (
+            f"{next(iter(self.methods))}'s steps: how many times as fast as those of other methods, over the number of "
+            "workers; medians of turns, with the least and the most; dotted: predicted"
+        )
+        course, key = at(scale, self.courses), dict(list(palette.looks(self.methods).items())[1:])
+        panels: dict[float, dict[int, Updates]] = {}
+        for place in course.places:
+            outcome = results.of(self.job(course, place))
+            if outcome.reason is None:
+                panels.setdefault(place.gbit, {})[place.workers] = self._by_name(outcome.data)
+        return [
+            Picture(f"{gbit:g} Gbit/s", caption, partial(_draw_ratios, key, found), f"{gbit:g} Gbit/s", key)
+            for gbit, found in panels.items()
+        ]
+
+
+def _turn_ratios(other: Mapping[str, Any], ours: Mapping[str, Any]) -> list[float]:
+    return [one / own for one, own in zip(other["seconds"], ours["seconds"], strict=True)]
+
+
+def _draw_ratios(looks: Mapping[str, palette.Look], found: Mapping[int, Updates], figure: Any) -> None:
+    """Draws the ratios of the methods with a look to the first method, over the number of workers."""
+    axes, drawn = figure.subplots(), [1.0]
+    axes_of.plain(axes, "workers", "times as fast, logarithmic")
+    for name, look in looks.items():
+        pairs = [(rows[name], next(iter(rows.values()))) for rows in found.values()]
+        ratios = [_turn_ratios(*pair) for pair in pairs]
+        guessed = [other[PREDICTED] / ours[PREDICTED] for other, ours in pairs]
+        middle = [median(each) for each in ratios]
+        reach = [
+            [value - min(each) for value, each in zip(middle, ratios, strict=True)],
+            [max(each) - value for value, each in zip(middle, ratios, strict=True)],
+        ]
+        axes.errorbar(list(found), middle, yerr=reach, color=look.color, marker=look.marker, capsize=2.5)
+        axes.plot(list(found), guessed, color=look.color, linestyle=":", linewidth=1)
+        drawn += [*guessed, *(value for each in ratios for value in each)]
+    axes.axhline(1, color=palette.SOFT, linewidth=0.9)
+    axes.set_xticks(list(found))
+    axes_of.logarithmic(axes.yaxis, drawn, "\u00d7")

@@ -15,6 +15,7 @@ from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Outcome
+from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
 from scripts.exhibits.measures import Curve, in_words, metric_curve, spread
@@ -56,16 +57,13 @@ class Entrant(NamedTuple):
 
 @dataclass(frozen=True)
 class Course:
-    """Plan of one size preset.
+    """Plan of one size preset; the first entrant is dense training, which determines the target.
 
     Attributes:
         what: Task, for titles.
         words: Arguments of train.py that all methods share.
-        entrants: Entrants; the first one is dense training, which determines the target.
         gbits: Bandwidths of the links in Gbit/s.
-        seeds: Seeds, with one run each.
         every: Steps between two tests.
-        workers: Number of workers.
         lower: Whether lower values of the metric are better.
     """
 
@@ -84,13 +82,8 @@ class Course:
 
 
 def raced(**setting: Any) -> dict[str, Any]:
-    """Trains one entrant once.
-
-    Args:
-        setting: Arguments of :func:`in_lab`; the benchmark is bench.py accuracy.
-    """
-    found: dict[str, Any] = in_lab(**setting)
-    return found
+    """Trains one entrant once: bench.py accuracy, with arguments of in_lab."""
+    return dict(in_lab(**setting))
 
 
 def with_tests(content: Mapping[str, Any], where: Path) -> Outcome:
@@ -110,12 +103,7 @@ class Lap(Measurement):
 
 @dataclass(frozen=True)
 class Race(Exhibit):
-    """Methods x links x seeds, with one table and one panel for each link.
-
-    Attributes:
-        courses: Course by size preset.
-        recipe: Recipe of the jobs, see :class:`Computation`.
-    """
+    """Methods x links x seeds, with one table and one panel for each link."""
 
     courses: ByScale[Course]
     recipe: int = field(default=1, kw_only=True)
@@ -156,9 +144,13 @@ class Race(Exhibit):
             "Every run has the steps of its row, whether it reaches the target or not."
         )
 
+    def laps(self, course: Course, gbit: float, entrant: Entrant) -> list[Lap]:
+        """Jobs of a method on a link, by seed."""
+        return [self.job(course, gbit, entrant, seed) for seed in course.seeds]
+
     def outcomes(self, course: Course, gbit: float, entrant: Entrant, results: Results) -> list[Outcome]:
         """Outcomes of a method's runs on a link, by seed."""
-        return [results.of(self.job(course, gbit, entrant, seed)) for seed in course.seeds]
+        return [results.of(lap) for lap in self.laps(course, gbit, entrant)]
 
     def target(self, course: Course, results: Results) -> Target | None:
         """Target from the last tests of dense training; ``None`` until all of its runs are finished."""
@@ -178,7 +170,7 @@ class Race(Exhibit):
             found = {each: self.outcomes(course, gbit, each, results) for each in course.entrants}
             dense = found[course.entrants[0]]
             rows = [
-                Row(each.name, _cells(outcomes, target, dense), [self.job(course, gbit, each, s) for s in course.seeds])
+                Row(each.name, _cells(outcomes, target, dense), self.laps(course, gbit, each))
                 for each, outcomes in found.items()
             ]
             places = machines([outcome for each in found.values() for outcome in succeeded(each)])
@@ -189,17 +181,12 @@ class Race(Exhibit):
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
         course = at(scale, self.courses)
         target = self.target(course, results)
-        return [
-            tried(
-                course.title(gbit),
-                target,
-                entrant.name,
-                entrant.role,
-                [self.job(course, gbit, entrant, seed) for seed in course.seeds],
-                self.outcomes(course, gbit, entrant, results),
-            )
-            for gbit, entrant in product(course.gbits, course.entrants)
-        ]
+        lines = []
+        for gbit, entrant in product(course.gbits, course.entrants):
+            laps = self.laps(course, gbit, entrant)
+            outcomes = [results.of(lap) for lap in laps]
+            lines.append(tried(course.title(gbit), target, entrant.name, entrant.role, laps, outcomes))
+        return lines
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         course = at(scale, self.courses)
@@ -225,12 +212,10 @@ class Race(Exhibit):
         self, course: Course, gbit: float, target: Target | None, results: Results, shown: Sequence[str], figure: Any
     ) -> None:
         found = {each.name: succeeded(self.outcomes(course, gbit, each, results)) for each in course.entrants}
-        metrics = sorted({outcome.data["metric"] for outcomes in found.values() for outcome in outcomes})
-        axes = figure.subplots()
+        metrics = ", ".join(sorted({each.data["metric"] for outcomes in found.values() for each in outcomes}))
         curves = {name: list(map(_curve, outcomes)) for name, outcomes in found.items()}
-        line = target.value if target else None
-        words = ", ".join(metrics)
-        draw_means(axes, curves, "seconds", "seconds of training", words, target=line, ratios=True, shown=shown)
+        line, across = target.value if target else None, "seconds of training"
+        draw_means(figure.subplots(), curves, "seconds", across, metrics, target=line, ratios=True, shown=shown)
 
 
 def _curve(outcome: Outcome) -> Curve:
@@ -264,8 +249,8 @@ def _cells(outcomes: Sequence[Outcome], target: Target | None, dense: Sequence[O
         Cell(", ".join(_seed(*each) for each in zip(times, best, strict=True)), bad=lost),
         _faster(good, succeeded(dense), target),
         Cell(f"{in_words(data[0]['metric'])} {spread(best)}", mean(best)),
-        Cell(f"{1000 * pace:.3g}", 1000 * pace),
-        Cell(f"{sent:.3g}", sent),
+        number(1000 * pace),
+        number(sent),
         Cell(str(data[0]["steps"]), float(data[0]["steps"])),
     ]
 
@@ -301,13 +286,7 @@ STEPS = 200
 
 
 class Stretch(NamedTuple):
-    """A range of bandwidths with the same fastest way.
-
-    Attributes:
-        low: Lower end in Mbit/s.
-        high: Upper end in Mbit/s.
-        name: Name of the fastest way.
-    """
+    """A range of bandwidths in Mbit/s with the same fastest way."""
 
     low: float
     high: float
@@ -315,12 +294,7 @@ class Stretch(NamedTuple):
 
 
 def between(paces: Paces, bandwidth: float) -> float:
-    """Seconds at a bandwidth: measured, or interpolated linearly in seconds per bit.
-
-    Args:
-        paces: Measured seconds by bandwidth.
-        bandwidth: Bandwidth in Mbit/s within the measured range.
-    """
+    """Seconds at a bandwidth within the measured range, interpolated linearly in seconds per bit."""
     known = sorted(paces)
     low = max(each for each in known if each <= bandwidth)
     high = min(each for each in known if each >= bandwidth)
@@ -331,23 +305,15 @@ def between(paces: Paces, bandwidth: float) -> float:
 
 
 def stretches(ways: Mapping[str, Paces]) -> list[Stretch]:
-    """The fastest method, from the smallest measured bandwidth to the largest.
-
-    Args:
-        ways: Measured seconds of each way, all at the same bandwidths.
-    """
+    """The fastest way from the smallest measured bandwidth to the largest; all are measured at the same bandwidths."""
     if not ways:
         return []
-    grid = _grid(sorted(next(iter(ways.values()))))
+    known = sorted(next(iter(ways.values())))
+    grid = [
+        low * math.exp(step / STEPS * math.log(high / low)) for low, high in pairwise(known) for step in range(STEPS)
+    ]
+    grid.append(known[-1])
     best = [(each, min(ways, key=lambda name: between(ways[name], each))) for each in grid]
     runs = [(name, [place for place, _ in run]) for name, run in groupby(best, key=lambda pair: pair[1])]
     starts = [run[0] for _, run in runs] + [grid[-1]]
     return [Stretch(low, high, name) for (name, _), (low, high) in zip(runs, pairwise(starts), strict=True)]
-
-
-def _grid(known: Sequence[float]) -> list[float]:
-    """Bandwidths between the measured ones, spaced by equal factors."""
-    inner = [
-        low * math.exp(step / STEPS * math.log(high / low)) for low, high in pairwise(known) for step in range(STEPS)
-    ]
-    return [*inner, known[-1]]

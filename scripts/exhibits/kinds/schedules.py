@@ -12,7 +12,7 @@ from typing import Any
 
 from scripts import choices
 from scripts.benchmarks import schedules as bench_schedules
-from scripts.exhibits.kinds.predictions import Files, by_network, sheet
+from scripts.exhibits.kinds.predictions import by_network, sheet
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.timeline import model as schedules
@@ -27,6 +27,11 @@ HALVES, FUSED = "WFBP / DeAR, per layer", "per layer / tuned"
 OVER_BEST, OVER_LAYERS = "best other / tuned", "WFBP / tuned"
 LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
 TRIALS = (5, 10, 20)
+
+
+def profiles_of(models: Sequence[str]) -> Mapping[str, Profile]:
+    """Profiles of the models on the assumed GPU."""
+    return bench_schedules.devices(models)[1].profiles
 
 
 def _costs(workers: int, network: str) -> schedules.MethodCosts:
@@ -60,9 +65,9 @@ def _predict(column: str, profile: Profile, costs: schedules.MethodCosts) -> Tim
     return found
 
 
-def speed(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
+def speed(models: Sequence[str]) -> dict[str, Any]:
     """Seconds of an iteration with 64 workers, and the speedup of DeAR over the best other schedule."""
-    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+    profiles = profiles_of(models)
 
     def rows(network: str) -> dict[str, list[float]]:
         costs, found = _costs(bench_schedules.WORKERS, network), {}
@@ -74,9 +79,9 @@ def speed(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     return by_network("Seconds of an iteration, 64 workers", ("model", *DENSE, OVER_BEST, OVER_LAYERS), rows)
 
 
-def no_fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
+def no_fusion(models: Sequence[str]) -> dict[str, Any]:
     """Seconds of an iteration with 64 workers by layer, the gain of the halves, and fusion."""
-    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+    profiles = profiles_of(models)
 
     def rows(network: str) -> dict[str, list[float]]:
         costs, found = _costs(bench_schedules.WORKERS, network), {}
@@ -89,9 +94,9 @@ def no_fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     return by_network(title, ("model", *ALONE, HALVES, FUSED), rows)
 
 
-def breakdown(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
+def breakdown(models: Sequence[str]) -> dict[str, Any]:
     """Seconds of computation, communication and exposed communication in an iteration with 64 workers."""
-    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+    profiles = profiles_of(models)
 
     def rows(network: str) -> dict[str, list[float]]:
         costs, found = _costs(bench_schedules.WORKERS, network), {}
@@ -105,9 +110,9 @@ def breakdown(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
     return by_network("Where the seconds go, 64 workers", columns, rows)
 
 
-def scaling(models: Sequence[str], workers: Sequence[int], measured: Files = ()) -> dict[str, Any]:
+def scaling(models: Sequence[str], workers: Sequence[int]) -> dict[str, Any]:
     """Throughput of P workers relative to P single workers, for DeAR and the best other schedule."""
-    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+    profiles = profiles_of(models)
 
     def rows(network: str) -> dict[str, list[float]]:
         costs, found = [_costs(size, network) for size in workers], {}
@@ -119,12 +124,12 @@ def scaling(models: Sequence[str], workers: Sequence[int], measured: Files = ())
     return by_network("Scaling efficiency", ("model, schedule", *(f"P = {size}" for size in workers)), rows)
 
 
-def tuning(models: Sequence[str], seeds: Sequence[int], measured: Files = ()) -> dict[str, Any]:
+def tuning(models: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """Share of the best speed that Bayesian optimization, random and grid search reach after some trials."""
     rows: dict[str, list[float | str]] = {}
     for network in bench_schedules.NETWORKS:
         costs = _costs(bench_schedules.WORKERS, network)
-        for model, profile in bench_schedules.assumed_gpu(models, measured).profiles.items():
+        for model, profile in profiles_of(models).items():
             curve = _curve(profile, costs)
             best = min(map(curve, _grid(101)))
             for name, search in SEARCHES.items():
@@ -181,9 +186,9 @@ BUCKETS = f"{schedules.BUCKET_MB:g} MB buckets"
 PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
 
 
-def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple[str, str], list[float]]:
+def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[float]]:
     """Seconds of an iteration by model and method for each partition, and without communication."""
-    profiles = bench_schedules.assumed_gpu(models, measured).profiles
+    profiles = profiles_of(models)
     lines = bench_schedules.assumed_compression(WORKERS)
     found = {}
     for method in METHODS:
@@ -203,26 +208,26 @@ def _seconds(models: Sequence[str], network: str, measured: Files) -> dict[tuple
     return found
 
 
-def fusion(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
+def fusion(models: Sequence[str]) -> dict[str, Any]:
     """Seconds of an iteration by layer, with buckets, with one group for the model, and with LayerFusion."""
 
     def rows(network: str) -> dict[str, list[float]]:
         return {
             f"{model}, {method}": [*others, fused, others[0] / fused, min(others) / fused]
-            for (model, method), (*others, fused, _) in _seconds(models, network, measured).items()
+            for (model, method), (*others, fused, _) in _seconds(models, network).items()
         }
 
     columns = ("model, method", *PARTITIONS, APART, BETTER)
     return by_network(f"Seconds of an iteration, {WORKERS} workers", columns, rows)
 
 
-def fused_scaling(models: Sequence[str], measured: Files = ()) -> dict[str, Any]:
+def fused_scaling(models: Sequence[str]) -> dict[str, Any]:
     """Share of the ideal speed that 16 workers reach."""
 
     def rows(network: str) -> dict[str, list[float]]:
         return {
             f"{model}, {method}": [alone / seconds for seconds in partitions]
-            for (model, method), (*partitions, alone) in _seconds(models, network, measured).items()
+            for (model, method), (*partitions, alone) in _seconds(models, network).items()
         }
 
     return by_network(f"Scaling efficiency at {WORKERS} workers", ("model, method", *PARTITIONS), rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,8 +16,8 @@ from omegaconf import OmegaConf
 
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.axes import plain
-from scripts.exhibits.charts.curves import Fields, draw_fields
+from scripts.exhibits.charts.axes import SMALL, plain, rows_from_the_top
+from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, seconds_cell
 from scripts.exhibits.measures import INTERVAL, share_of_bytes, shown_interval, spread
@@ -83,8 +84,6 @@ class Marginal(NamedTuple):
     """Results of one choice of an axis.
 
     Attributes:
-        axis: Field of :class:`Point`.
-        choice: Choice on this axis.
         whole: Number of points with this choice.
         seeds: Mean metric by seed over the points whose trainings all finished; may be empty.
         gains: Mean difference from the reference by seed, over pairs of points that are otherwise equal.
@@ -111,12 +110,7 @@ Values: TypeAlias = Mapping[Point, Sequence[float]]
 
 
 def marginals(grid: Sequence[Point], values: Values) -> list[Marginal]:
-    """Results of every choice of every axis.
-
-    Args:
-        grid: All points.
-        values: Metric by seed of the points whose trainings all finished.
-    """
+    """Results of every choice of every axis, from the metric by seed of the points whose trainings all finished."""
     return [
         _marginal(grid, values, axis, choice)
         for axis in AXES
@@ -156,10 +150,6 @@ def held_out(candidates: Mapping[Setting, Sequence[float]], lower: bool) -> list
     """Metric of each seed at the setting that is best for the other seeds.
 
     This avoids a selection bias in favour of compressors with more settings. A single seed selects its own setting.
-
-    Args:
-        candidates: At least one setting, each with the same seeds.
-        lower: Whether lower values of the metric are better.
     """
     (count,) = {len(seeds) for seeds in candidates.values()}
     found = []
@@ -180,35 +170,33 @@ def best_of(figures: Mapping[Setting, float], lower: bool) -> Setting:
 def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[float] | None, figure: Any) -> None:
     """Heat map with one cell per point: compressor, scope and sum as rows, residual and momentum as columns.
 
-    Args:
-        case: Case that defines whether lower values of the metric are better.
-        means: Mean of the metric by point; ``None`` if a training failed.
-        dense: Metric of dense training by seed.
-        figure: Figure of matplotlib to draw into.
+    Means of the metric are ``None`` if a training failed.
     """
     rows = list(dict.fromkeys((point.sent, point.scope, point.total) for point in means))
     columns = list(dict.fromkeys(sorted((point.residual, point.momentum) for point in means)))
-    values = [[float("nan")] * len(columns) for _ in rows]
-    texts = [[""] * len(columns) for _ in rows]
-    for point, value in means.items():
-        row = rows.index((point.sent, point.scope, point.total))
-        column = columns.index((point.residual, point.momentum))
-        values[row][column] = float("nan") if value is None else value
-        texts[row][column] = "failed" if value is None else f"{value:.3g}"
-    names = [", ".join(filter(None, row)) for row in rows]
-    fields = Fields(values, [f"{residual}\n{momentum}" for residual, momentum in columns], names, texts)
-    words = ("not sent, place of momentum", f"mean metric; dense {mean(dense):.3g}" if dense else "mean metric")
-    draw_fields(figure, fields, words, cmap="viridis_r" if case.lower else "viridis", width=7.0)
+    places = {
+        (rows.index((point.sent, point.scope, point.total)), columns.index((point.residual, point.momentum))): value
+        for point, value in means.items()
+    }
+    known = {place: math.nan if value is None else value for place, value in places.items()}
+    values = [[known.get((row, column), math.nan) for column in range(len(columns))] for row in range(len(rows))]
+    figure.set_size_inches(7.0, 0.65 + 0.27 * (len(rows) + 1))
+    axes = figure.subplots()
+    plain(axes, "not sent, place of momentum", f"mean metric; dense {mean(dense):.3g}" if dense else "mean metric")
+    axes.grid(visible=False)
+    axes.tick_params(length=0)
+    shown = axes.pcolormesh(values, cmap="viridis_r" if case.lower else "viridis", clip_on=False)
+    for (row, column), value in sorted(known.items()):
+        colour = palette.INK if math.isnan(value) else palette.readable(shown.cmap(shown.norm(value)))
+        style = {"ha": "center", "va": "center", "fontsize": SMALL, "color": colour}
+        axes.text(column + 0.5, row + 0.5, "failed" if places[row, column] is None else f"{value:.3g}", **style)
+    axes.set_xticks([place + 0.5 for place in range(len(columns))], ["\n".join(each) for each in columns])
+    axes.set_yticks([place + 0.5 for place in range(len(rows))], [", ".join(filter(None, row)) for row in rows])
+    axes.invert_yaxis()
 
 
 def draw_axes(found: Sequence[tuple[str, Sequence[float]]], dense: Sequence[float] | None, figure: Any) -> None:
-    """Dot plot with one line per choice and one marker per seed.
-
-    Args:
-        found: Choices with their figures; names with the same text before the first colon or comma share a colour.
-        dense: Metric of dense training by seed.
-        figure: Figure of matplotlib to draw into.
-    """
+    """Dot plot with one line per choice and one marker per seed; names with the same first words share a colour."""
     figure.set_size_inches(6, 0.9 + 0.22 * len(found))
     axes = figure.subplots()
     plain(axes, "metric", grid="x")
@@ -221,8 +209,7 @@ def draw_axes(found: Sequence[tuple[str, Sequence[float]]], dense: Sequence[floa
     if dense:
         axes.axvline(mean(dense), linestyle=":", color=palette.SOFT)
         axes.annotate("dense", (mean(dense), 1), (0, 2), ("data", "axes fraction"), "offset points", ha="center")
-    axes.set_yticks(range(len(found)), [name for name, _ in found])
-    axes.set_ylim(len(found) - 0.4, -0.6)
+    rows_from_the_top(axes, [name for name, _ in found])
 
 
 def _values_cells(values: Sequence[float]) -> list[Cell]:
@@ -244,11 +231,7 @@ def _grid_methods() -> Mapping[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class StudyGrid(MethodComparison):
-    """Dense training and points of the grid, by axis, by point, and at the best setting of each compressor.
-
-    Attributes:
-        grid: All points by name.
-    """
+    """Dense training and points of the grid, by axis, by point, and at the best setting of each compressor."""
 
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=_grid_methods, kw_only=True)
     grid: Mapping[str, Point] = field(default_factory=_grid, kw_only=True)
@@ -280,7 +263,7 @@ class StudyGrid(MethodComparison):
         grid, rows = self._chosen(plan), []
         for found in marginals(grid, self._values(plan, case, results)):
             having = [point for point in grid if getattr(point, found.axis) == found.choice]
-            jobs = [self.job(plan, case, point.name, seed) for point in having for seed in plan.seeds]
+            jobs = [job for point in having for job in self.trainings(plan, case, point.name)]
             rows.append(Row(found.name, [*_axis_cells(found, dense), *_gain_cells(found)], jobs))
         title = f"{self.title}, by axis: {case.name}"
         return Table(title, (*columns, "difference, all else equal", ITS), rows)
@@ -309,14 +292,14 @@ class StudyGrid(MethodComparison):
                     *_values_cells(chosen[row]),
                     Cell(_list(chosen[row])),
                     *(_values_cells(less) if less else [Cell("-")] * 2),
-                    Cell(f"{share:.2%}", share),
+                    number(share, ".2%"),
                     seconds_cell(outcomes),
                     Cell("; ".join(machines(outcomes))),
                 ]
             else:
                 methods = settings[row]
                 cells = failed([each for name in methods for each in self.outcomes(plan, case, name, results)], 9)
-            rows.append(Row(row, cells, [self.job(plan, case, name, seed) for name in methods for seed in plan.seeds]))
+            rows.append(Row(row, cells, [job for name in methods for job in self.trainings(plan, case, name)]))
         how = "chosen on other seeds" if len(plan.seeds) > 1 else "chosen on the same seed"
         columns = ("sent", "best setting", f"metric, {how}", INTERVAL, "every seed")
         last = (f"{RANDOM_BLOCK} less it", ITS, "sent / dense", "virtual seconds", "machine")
@@ -356,7 +339,7 @@ def _axis_cells(found: Marginal, dense: Sequence[float] | None) -> list[Cell]:
     if not found.seeds:
         return [count, *[Cell("failed", bad=True)] * 4]
     gap = mean(found.seeds) - mean(dense) if dense else None
-    less = Cell("failed", bad=True) if gap is None else Cell(f"{gap:+.4f}", gap)
+    less = Cell("failed", bad=True) if gap is None else number(gap, "+.4f")
     return [count, *_values_cells(found.seeds), Cell(_list(found.seeds)), less]
 
 
@@ -394,11 +377,7 @@ def _methods() -> Mapping[str, tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class StudyRates(MethodComparison):
-    """Dense training and points, each trained with several learning rates.
-
-    Attributes:
-        settings: Row and learning rate of each method name.
-    """
+    """Dense training and points with several learning rates; ``settings`` has the row and rate of each method."""
 
     methods: Mapping[str, tuple[str, ...]] = field(default_factory=_methods, kw_only=True)
     settings: Mapping[str, tuple[str, float]] = field(default_factory=_settings, kw_only=True)
@@ -467,7 +446,7 @@ class StudyRates(MethodComparison):
         columns = ("sent", "best setting", "metric, chosen on other seeds", INTERVAL, "of each setting")
         dense, rows = self._chosen(plan, case, groups[DENSE], results), []
         for row, names in groups.items():
-            jobs = [self.job(plan, case, name, seed) for name in names for seed in plan.seeds]
+            jobs = [job for name in names for job in self.trainings(plan, case, name)]
             chosen = self._chosen(plan, case, names, results)
             if chosen is None:
                 rows.append(Row(row, failed([results.of(job) for job in jobs], 7), jobs))
@@ -483,17 +462,14 @@ class StudyRates(MethodComparison):
                 *_values_cells(chosen),
                 Cell(", ".join(told)),
                 *(_values_cells(gaps) if gaps else [Cell("-")] * 2),
-                Cell(f"{share:.2%}", share),
+                number(share, ".2%"),
             ]
             rows.append(Row(row, cells, jobs))
         last = ("less dense", ITS, "sent / dense")
         return Table(f"{self.title}, {title}: {case.title}", (*columns, *last), rows)
 
     def _chosen(self, plan: Plan, case: Case, names: Sequence[str], results: Results) -> list[float] | None:
-        """Metric of each seed at the setting that is best for the others; ``None`` if runs are missing or all failed.
-
-        Settings that diverge with any seed are excluded.
-        """
+        """Metric of each seed at the setting that is best for the others, if all runs ended and one did not diverge."""
         values = self.finished(plan, case, names, results)
         run = all(each.started for name in names for each in self.outcomes(plan, case, name, results))
         return held_out(values, case.lower) if run and values else None

@@ -13,6 +13,7 @@ from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Labels, Outcome, Training
+from scripts.exhibits.kinds import number
 from scripts.exhibits.measures import (
     INTERVAL,
     LEAST,
@@ -60,11 +61,9 @@ VIRTUAL = Basis(
 
 
 class Known(NamedTuple):
-    """Reference value of dense training.
+    """Reference value of dense training, and its source.
 
     Attributes:
-        value: Metric that dense training reaches.
-        source: Where the value is from.
         tolerance: Half a unit of the last digit that the source states.
     """
 
@@ -73,12 +72,7 @@ class Known(NamedTuple):
     tolerance: float = 0.0
 
     def reached(self, values: Sequence[float], higher: bool) -> bool:
-        """Whether the mean of ``values`` is as good, or its confidence interval contains the reference.
-
-        Args:
-            values: Metric of dense training, one per seed.
-            higher: Whether greater values are better.
-        """
+        """Whether the mean of metrics by seed is as good, or its confidence interval contains the reference."""
         sign = 1 if higher else -1
         found = range_of_mean([sign * value for value in values])
         end = found.high if len(values) >= LEAST else found.mean
@@ -192,13 +186,13 @@ class MethodComparison(Planned):
         expected = case.pace and case.pace.worker_seconds * _workers(words)
         return Training(words, Labels(self.name, method, (case.name,)), plan.cluster, expected)
 
+    def trainings(self, plan: Plan, case: Case, method: str) -> list[Training]:
+        """Jobs of a method's trainings, by seed."""
+        return [self.job(plan, case, method, seed) for seed in plan.seeds]
+
     @property
     def dense_names(self) -> Sequence[str]:
-        """Names of dense training; of several settings, the best one is the baseline.
-
-        Raises:
-            KeyError: if dense training is missing, because accuracies cannot be judged without a baseline.
-        """
+        """Names of dense training; of several settings, the best one is the baseline. KeyError if there is none."""
         found = [name for name, words in self.methods.items() if words == DENSE]
         if not found:
             raise KeyError(f"{self.name} has no dense training, which accuracies are compared with; add one")
@@ -239,16 +233,15 @@ class MethodComparison(Planned):
         rows: list[Row] = []
         first: list[Outcome] = []
         for method in self.compared(plan):
-            jobs = [self.job(plan, case, method, seed) for seed in plan.seeds]
             outcomes = self.outcomes(plan, case, method, results)
             good = succeeded(outcomes)
             first = first if rows else good
-            rows.append(Row(method, _cells(outcomes, good, first), jobs))
+            rows.append(Row(method, _cells(outcomes, good, first), self.trainings(plan, case, method)))
         return Table(f"{self.title}: {case.title}", COLUMNS, rows)
 
     def outcomes(self, plan: Plan, case: Case, method: str, results: Results) -> list[Outcome]:
         """Outcomes of a method's trainings, by seed."""
-        return [results.of(self.job(plan, case, method, seed)) for seed in plan.seeds]
+        return [results.of(job) for job in self.trainings(plan, case, method)]
 
     def finished(self, plan: Plan, case: Case, methods: Iterable[str], results: Results) -> dict[str, list[float]]:
         """Metric by seed of the methods whose trainings all finished."""
@@ -268,13 +261,13 @@ class MethodComparison(Planned):
 
     def tried(self, scale: str, results: Results) -> Sequence[Tried]:
         plan = at(scale, self.plans)
-        choices = product(plan.cases, self.compared(plan)) if self.proposed else ()
-        return [self._tried(plan, case, method, results) for case, method in choices]
-
-    def _tried(self, plan: Plan, case: Case, method: str, results: Results) -> Tried:
-        jobs = [self.job(plan, case, method, seed) for seed in plan.seeds]
-        outcomes, target = self.outcomes(plan, case, method, results), self.target(plan, case, results)
-        return tried(case.title, target, method, self.role(method), jobs, outcomes)
+        lines = []
+        for case in plan.cases if self.proposed else ():
+            target = self.target(plan, case, results)
+            for method in self.compared(plan):
+                jobs, outcomes = self.trainings(plan, case, method), self.outcomes(plan, case, method, results)
+                lines.append(tried(case.title, target, method, self.role(method), jobs, outcomes))
+        return lines
 
     def role(self, method: str) -> Role:
         """Role of a method in the paper."""
@@ -287,23 +280,17 @@ class MethodComparison(Planned):
         baseline = [name for name, words in self.methods.items() if words == DENSE][:1]
         pictures = []
         for case in plan.cases:
-            good = [name for name, outcomes in self._good(plan, case, results).items() if outcomes]
-            picture = Picture(case.name, caption, partial(self._draw, plan, case, results), case.title)
-            pictures += panel_pictures([picture], good, styles, baseline)
+            good = {method: succeeded(self.outcomes(plan, case, method, results)) for method in self.compared(plan)}
+            picture = Picture(case.name, caption, partial(_draw, good), case.title)
+            pictures += panel_pictures([picture], [name for name in good if good[name]], styles, baseline)
         return pictures
 
-    def _good(self, plan: Plan, case: Case, results: Results) -> dict[str, list[Outcome]]:
-        """Outcomes with a result, by method."""
-        return {method: succeeded(self.outcomes(plan, case, method, results)) for method in self.compared(plan)}
 
-    def _draw(self, plan: Plan, case: Case, results: Results, shown: Sequence[str], figure: Any) -> None:
-        good = self._good(plan, case, results)
-        curves = {
-            method: [metric_curve(each.data, each.events("eval")) for each in outcomes]
-            for method, outcomes in good.items()
-        }
-        metrics = {each.data["metric"] for outcomes in good.values() for each in outcomes}
-        draw_means(figure.subplots(), curves, "seconds", "virtual seconds", ", ".join(sorted(metrics)), shown=shown)
+def _draw(good: Mapping[str, Sequence[Outcome]], shown: Sequence[str], figure: Any) -> None:
+    """Draws the curves of some methods from the finished trainings of all."""
+    curves = {name: [metric_curve(each.data, each.events("eval")) for each in found] for name, found in good.items()}
+    metrics = {each.data["metric"] for found in good.values() for each in found}
+    draw_means(figure.subplots(), curves, "seconds", "virtual seconds", ", ".join(sorted(metrics)), shown=shown)
 
 
 def _every_method() -> Mapping[str, tuple[str, ...]]:
@@ -329,7 +316,7 @@ def _cells(outcomes: Sequence[Outcome], good: Sequence[Outcome], first: Sequence
         Cell(f"{good[0].data['metric']} {spread(values)}", mean(values), bad=lost),
         Cell(shown_interval(values, good[0].data["metric"])),
         Cell(every, bad=lost),
-        Cell(f"{share:.2%}", share),
+        number(share, ".2%"),
         seconds_cell(good),
         _ratio(good, first),
         Cell("; ".join(machines(good))),
@@ -341,7 +328,7 @@ def seconds_cell(outcomes: Sequence[Outcome]) -> Cell:
     found = {name: mean(_seconds(own)) for name, own in by_machine(outcomes).items()}
     if len(found) == 1:
         (seconds,) = found.values()
-        return Cell(f"{seconds:.4g}", seconds)
+        return number(seconds, ".4g")
     return Cell("; ".join(f"{seconds:.4g}" for seconds in found.values()))
 
 
@@ -353,7 +340,7 @@ def _ratio(outcomes: Sequence[Outcome], first: Sequence[Outcome]) -> Cell:
     if pair is None:
         return Cell(OTHER_MACHINE)
     ours, theirs = (mean(_seconds(own)) for own in pair)
-    return Cell(f"{ours / theirs:.3g}", ours / theirs)
+    return number(ours / theirs)
 
 
 def _seconds(outcomes: Sequence[Outcome]) -> list[float]:
@@ -370,12 +357,7 @@ CONTRASTS = ("under these conditions", "difference", INTERVAL, "says")
 
 
 class Pair(NamedTuple):
-    """Two methods that differ in one setting.
-
-    Attributes:
-        one: Method whose metric counts.
-        other: Method whose metric is subtracted.
-    """
+    """Two methods that differ in one setting; the metric of the other one is subtracted."""
 
     one: str
     other: str
@@ -398,13 +380,12 @@ class Contrasts(MethodComparison):
         return [*super().tables(scale, results), *(self._differences(plan, case, results) for case in plan.cases)]
 
     def _differences(self, plan: Plan, case: Case, results: Results) -> Table:
-        rows = [self._row(plan, case, conditions, results) for conditions in self.pairs]
+        rows = [self._row(plan, case, *each, results) for each in self.pairs.items()]
         return Table(f"{self.question} {case.title}", CONTRASTS, rows)
 
-    def _row(self, plan: Plan, case: Case, conditions: str, results: Results) -> Row:
-        pair = self.pairs[conditions]
-        jobs = [self.job(plan, case, method, seed) for method in pair for seed in plan.seeds]
-        one, other = ([results.of(self.job(plan, case, each, seed)) for seed in plan.seeds] for each in pair)
+    def _row(self, plan: Plan, case: Case, conditions: str, pair: Pair, results: Results) -> Row:
+        jobs = [job for method in pair for job in self.trainings(plan, case, method)]
+        one, other = (self.outcomes(plan, case, each, results) for each in pair)
         both = [(a, b) for a, b in zip(one, other, strict=True) if len(succeeded([a, b])) == len(pair)]
         if not both:
             return Row(conditions, [Cell(NOT_RUN_YET, bad=any_failed([*one, *other]))] * (len(CONTRASTS) - 1), jobs)

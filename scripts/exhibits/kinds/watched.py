@@ -5,7 +5,6 @@ A kind of exhibit has a :class:`Trace`, which keeps figures by step, and a :clas
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, fields, replace
@@ -18,6 +17,8 @@ from scripts import choices
 from scripts.exhibits.base import Basis, ByScale, Planned, Results, at
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.trainings import Case
+from scripts.exhibits.outcomes import row_of
+from scripts.exhibits.tables import Cell, Row
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.compressors.base import SparseCompressor
@@ -28,13 +29,12 @@ from spardl.vector.sparse import Sum
 from trainer.build import build_dataset, build_plan
 from trainer.learner import Learner
 
+# Arguments of train.py by name of the row.
+Variants = Mapping[str, tuple[str, ...]]
+
 
 def basis_of_trace(measured: str) -> Basis:
-    """Basis of figures that a trace measures.
-
-    Args:
-        measured: The measured quantities.
-    """
+    """Basis of figures that a trace measures."""
     return Basis("the cluster: all workers in one process; no seconds", measured, "nothing")
 
 
@@ -49,7 +49,6 @@ class TracePlan:
         cost: Approximate duration of all runs.
         every: Steps between two observations, from the first step on. Choose an odd number to observe all phases of
             Ok-Topk's periods.
-        teams: Numbers of SparDL's teams, one training each, for exhibits that compare them.
     """
 
     cases: tuple[Case, ...]
@@ -57,7 +56,6 @@ class TracePlan:
     steps: int
     cost: str
     every: int = 1
-    teams: tuple[int, ...] = ()
 
     @property
     def length(self) -> str:
@@ -86,11 +84,12 @@ class TracedExhibit(Planned):
     trace: ClassVar[Callable[..., Mapping[str, Any]]]
     about: ClassVar[str]
 
-    @abstractmethod
-    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+    def variants(self, plan: TracePlan) -> Variants:
         """Returns the arguments of train.py after those of the case, by name of the row; one training each."""
+        del plan
+        return {"": ()}
 
-    def job(self, plan: TracePlan, case: Case, variant: str) -> Computation:
+    def job(self, plan: TracePlan, case: Case, variant: str = "") -> Computation:
         """Job of one traced training."""
         words = (*plan.words, *case.words, *self.variants(plan)[variant])
         shell = f"python scripts/reproduce.py {self.name} (train.py {' '.join(words)}, {plan.steps} steps)"
@@ -106,12 +105,21 @@ class TracedExhibit(Planned):
         plan = at(scale, self.plans)
         return self.about.format(plan=plan, exhibit=self, words=" ".join(plan.words))
 
-    def finished(self, scale: str, results: Results) -> list[tuple[Case, Mapping[str, Any]]]:
-        """Results of the first variant, by case; failed ones are missing."""
-        plan = at(scale, self.plans)
-        variant = next(iter(self.variants(plan)))
-        found = [(case, results.of(self.job(plan, case, variant))) for case in plan.cases]
-        return [(case, outcome.data) for case, outcome in found if outcome.reason is None]
+    def row(
+        self,
+        results: Results,
+        job: Computation,
+        name: str,
+        columns: Sequence[str],
+        cells: Callable[[Mapping[str, Any]], Sequence[Cell]],
+    ) -> Row:
+        """Row of one job in a table with these columns, with the cells that a function makes from its result."""
+        return row_of(name, job, results.of(job), len(columns) - 1, cells)
+
+    def finished(self, plan: TracePlan, case: Case, results: Results) -> dict[str, Mapping[str, Any]]:
+        """Results of a case by variant; failed ones are missing."""
+        found = {variant: results.of(self.job(plan, case, variant)) for variant in self.variants(plan)}
+        return {variant: outcome.data for variant, outcome in found.items() if outcome.reason is None}
 
 
 @dataclass
@@ -153,21 +161,12 @@ class Trace:
         """Called before a worker synchronizes in an observed step."""
 
     def look(self, vectors: Sequence[Tensor], average: Sum) -> None:
-        """Called at the first result of an observed step.
-
-        Args:
-            vectors: Sums of gradient and residual of all workers, in the order of ranks.
-            average: The result, which is equal on all workers.
-        """
+        """Called at the first result of an observed step, with all vectors by rank; the result is equal everywhere."""
 
 
 @dataclass(frozen=True)
 class Watched(Method):
-    """A method that reports its inputs and results to an observer and computes the same averages.
-
-    Attributes:
-        trace: Observer.
-    """
+    """A method that reports its inputs and results to an observer and computes the same averages."""
 
     trace: Trace = field(default_factory=Trace)
 
@@ -186,52 +185,29 @@ class Watched(Method):
 
 
 def selection(method: Method, worker: Worker, state: MethodState) -> Tensor:
-    """Positions that a worker's compressor is about to select, computed on copies of its state.
-
-    Returns:
-        Strictly increasing positions as int64.
-
-    Raises:
-        ConfigError: if the method does not send single entries.
-    """
+    """Increasing positions (int64) that a worker's compressor is about to select, computed on copies of its state."""
     compressor, context = sparse(method), Context(worker, state.layout, state.step - method.warmup.steps)
     select = compressor.selector(context, deepcopy(state.compression))
     return select(Accumulator(state.memory.clone()), [compressor.whole(context)])
 
 
 def sparse(method: Method) -> SparseCompressor:
-    """Compressor of a method.
-
-    Raises:
-        ConfigError: if the method does not send single entries.
-    """
+    """Compressor of a method; raises ConfigError if the method does not send single entries."""
     if not isinstance(method.compressor, SparseCompressor):
         raise ConfigError(f"compressor={method.compressor.name} does not send single entries; choose one that does")
     return method.compressor
 
 
 def configuration(words: Sequence[str]) -> Mapping[str, Any]:
-    """Complete configuration of a traced training; call it inside :func:`scripts.choices.composing`.
-
-    Args:
-        words: Arguments of train.py.
-
-    Raises:
-        ConfigError: if the configuration is invalid.
-    """
+    """Complete configuration of a traced training; call it inside :func:`scripts.choices.composing`."""
     return choices.composed("cluster=simulated", "recipe=published", *words)
 
 
 def train_watched(words: Sequence[str], steps: int, trace: Trace) -> None:
-    """Trains for some steps.
-
-    Args:
-        words: Arguments of train.py, with ``cluster.workers`` and without dense warm-up.
-        steps: Number of training steps.
-        trace: Observer of all synchronizations.
+    """Trains for some steps with an observer; needs ``cluster.workers`` and no dense warm-up.
 
     Raises:
-        ConfigError: if the configuration is invalid.
+        ConfigError: If the configuration is invalid.
     """
     with choices.composing():
         plain = configuration(words)

@@ -11,20 +11,15 @@ from typing import NamedTuple
 from scripts.exhibits.base import Exhibit
 from scripts.exhibits.charts.sheets import Chart, Dots, Lines
 from scripts.exhibits.declared import Definitions, Keys, Reader, Variants, entries, parse
-from scripts.exhibits.kinds.adaptation import Adaptation
 from scripts.exhibits.kinds.balance import Balance
-from scripts.exhibits.kinds.counts import CountedCosts
+from scripts.exhibits.kinds.counts import CountedCosts, UpdateBreakdown
 from scripts.exhibits.kinds.frontier import Frontier
-from scripts.exhibits.kinds.lab import Measured, Timed
-from scripts.exhibits.kinds.lab_updates import LabUpdates
-from scripts.exhibits.kinds.lazy import Laziness
-from scripts.exhibits.kinds.predictions import Prediction
+from scripts.exhibits.kinds.lab import LabUpdates, Measured, Timed
+from scripts.exhibits.kinds.predictions import Computed
 from scripts.exhibits.kinds.races import Race
-from scripts.exhibits.kinds.regimes import Regimes
 from scripts.exhibits.kinds.study import StudyGrid, StudyRates
-from scripts.exhibits.kinds.thresholds import Selections, Thresholds
+from scripts.exhibits.kinds.traces import Selections, Thresholds
 from scripts.exhibits.kinds.trainings import Contrasts, EveryMethod, MethodComparison
-from scripts.exhibits.kinds.updates import UpdateBreakdown
 from spardl.basics.errors import ConfigError
 
 FOLDER = Path(__file__).parent
@@ -40,16 +35,13 @@ KINDS: Mapping[str, type[Exhibit]] = MappingProxyType(
         "study_rates": StudyRates,
         "counts": CountedCosts,
         "updates": UpdateBreakdown,
-        "regimes": Regimes,
         "lab": Measured,
         "lab_updates": LabUpdates,
         "benchmark": Timed,
         "race": Race,
         "frontier": Frontier,
-        "prediction": Prediction,
-        "adaptation": Adaptation,
+        "prediction": Computed,
         "balance": Balance,
-        "lazy": Laziness,
         "thresholds": Thresholds,
         "xi": Selections,
     }
@@ -58,23 +50,14 @@ VARIANTS: Variants = MappingProxyType({Exhibit: KINDS, Chart: {"dots": Dots, "li
 
 
 class Paper(NamedTuple):
-    """A paper and its exhibits.
-
-    Attributes:
-        title: Title with authors and year.
-        exhibits: Exhibits in the order of the report.
-    """
+    """A paper, with authors and year, and its exhibits in the order of the report."""
 
     title: str
     exhibits: tuple[Exhibit, ...]
 
 
 def load(path: Path, shared: Definitions) -> Paper:
-    """Reads the file of a paper.
-
-    Args:
-        path: The file, with ``paper:``, ``definitions:`` (optional) and ``exhibits:``.
-        shared: Definitions that the file can use in addition to its own.
+    """Reads the file of a paper with ``paper:``, ``definitions:`` (optional) and ``exhibits:``.
 
     Raises:
         ConfigError: If the file does not fit to the classes of the exhibits.

@@ -1,4 +1,4 @@
-"""Selection in every step of real trainings: entries that thresholds select, and the error of local selection (xi)."""
+"""Selections in every step of real trainings: entries that thresholds select, and the error of local selection (xi)."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from scripts.exhibits.base import Basis, Picture, Results, at
 from scripts.exhibits.charts import palette
 from scripts.exhibits.charts.axes import plain
 from scripts.exhibits.charts.curves import draw_steps
+from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.watched import (
     Trace,
     TracedExhibit,
     TracePlan,
+    Variants,
     basis_of_trace,
     selection,
     sparse,
     train_watched,
 )
-from scripts.exhibits.outcomes import row_of
 from scripts.exhibits.tables import Cell, Table
 from spardl.method.method import Method, MethodState
 from spardl.protocol.programs import Context, Worker
@@ -43,12 +44,6 @@ COLUMNS = (
     f"off by over {PUBLISHED:.0%}",
     "mean deviation, second half",
 )
-BINS, REACH = 80, 8.0  # bins of the distribution, and its range in standard deviations
-THRESHOLDS = ("exact", "used again", "normal fit")
-# Lines of the figure of xi by name, and their keys in the results.
-XI_LINES = MappingProxyType({"exact": "xi", "sent": "sent"})
-XI = ("case", "xi, mean", "xi, most", "xi, second half", "with the average, second half")
-CUTS = ("case", "k", *THRESHOLDS, *(f"selected / k, {name}" for name in THRESHOLDS))
 
 
 @dataclass
@@ -68,19 +63,11 @@ class _Counts(Trace):
 
 
 def count_selected(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
-    """Trains, and counts selected entries.
-
-    Args:
-        words: Words of train.py.
-        steps: Number of steps.
-        every: Steps between two counts, from the first step on.
+    """Trains a method that sends single entries, and counts those it selects in every step, or one in ``every``.
 
     Returns:
         ``k``, the wanted number of entries; by counted step ``local``, the entries that each worker selected, and
         ``sums``, the number of sums in the result.
-
-    Raises:
-        ConfigError: if the method does not send single entries.
     """
     counts = _Counts(every=every)
     train_watched(words, steps, counts)
@@ -136,20 +123,20 @@ class Thresholds(TracedExhibit):
         "and steps; sums: entries kept of the total. {words}"
     )
 
-    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+    def variants(self, plan: TracePlan) -> Variants:
         return {name: words for name, (words, _) in self.methods.items()}
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
-        plan, tables = at(scale, self.plans), []
-        for case in plan.cases:
-            jobs = {method: self.job(plan, case, method) for method in self.methods}
-            rows = [
-                row_of(f"{method}, {kind}", job, results.of(job), len(COLUMNS) - 1, partial(_cells, kind))
-                for method, job in jobs.items()
-                for kind in self._kinds(method)
+        plan = at(scale, self.plans)
+        rows = [
+            [
+                self.row(results, self.job(plan, case, name), f"{name}, {kind}", COLUMNS, partial(_cells, kind))
+                for name in self.methods
+                for kind in self._kinds(name)
             ]
-            tables.append(Table(f"{self.title}: {case.title}", COLUMNS, rows))
-        return tables
+            for case in plan.cases
+        ]
+        return [Table(f"{self.title}: {case.title}", COLUMNS, own) for case, own in zip(plan.cases, rows, strict=True)]
 
     def _kinds(self, method: str) -> list[str]:
         return ["own", "sums"] if self.methods[method][1] else ["own"]
@@ -160,25 +147,18 @@ class Thresholds(TracedExhibit):
             "Selected / wanted by step; bands from the minimum to the maximum over the workers; grey: the published "
             f"deviation, within {PUBLISHED:.0%}"
         )
+        draw = partial(draw_steps, styles=looks, up="selected / wanted", every=plan.every, near=PUBLISHED, ratios=True)
         for case in plan.cases:
-            found = {method: results.of(self.job(plan, case, method)) for method in self.methods}
+            good = self.finished(plan, case, results)
             for kind, words in KINDS.items():
                 key = {name: look for name, look in looks.items() if kind in self._kinds(name)}
-                good = {name: found[name].data for name in key if found[name].reason is None}
                 lines = {
                     name: [[count / data["k"] for count in step] for step in _by_step(data, kind)]
                     for name, data in good.items()
+                    if name in key
                 }
-                draw = partial(
-                    draw_steps,
-                    lines=lines,
-                    styles=looks,
-                    up="selected / wanted",
-                    every=plan.every,
-                    near=PUBLISHED,
-                    ratios=True,
-                )
-                pictures.append(Picture(f"{case.name} {kind}", caption, draw, f"{case.title}: {words}", key))
+                own = partial(draw, lines=lines)
+                pictures.append(Picture(f"{case.name} {kind}", caption, own, f"{case.title}: {words}", key))
         return pictures
 
 
@@ -193,8 +173,17 @@ def _cells(kind: str, data: Mapping[str, Any]) -> list[Cell]:
     found, later = (
         deviations([count for step in part for count in step], data["k"]) for part in (steps, steps[len(steps) // 2 :])
     )
-    shares = [Cell(f"{value:.3f}", value) for value in found[:3]]
-    return [*shares, *(Cell(f"{value:.1%}", value) for value in (found.deviation, found.off, later.deviation))]
+    shares = (found.deviation, found.off, later.deviation)
+    return [*(number(value, ".3f") for value in found[:3]), *(number(value, ".1%") for value in shares)]
+
+
+# What the exhibit of xi shows: bins of the distribution and its range in standard deviations, thresholds, and the lines
+# of its figure with their keys in the results.
+BINS, REACH = 80, 8.0
+THRESHOLDS = ("exact", "used again", "normal fit")
+XI_LINES = MappingProxyType({"exact": "xi", "sent": "sent"})
+XI = ("case", "xi, mean", "xi, most", "xi, second half", "with the average, second half")
+CUTS = ("case", "k", *THRESHOLDS, *(f"selected / k, {name}" for name in THRESHOLDS))
 
 
 def distance(vectors: Tensor, average: Tensor, gradient: Tensor, k: int) -> tuple[float, float]:
@@ -210,27 +199,22 @@ def distance(vectors: Tensor, average: Tensor, gradient: Tensor, k: int) -> tupl
         xi = ||Topk(mean of vectors) - Topk(mean of Topk(vector))|| / ||gradient||, and the same distance with the
         average in place of the second term.
     """
-    best = largest_of(vectors.mean(0), k)
-    local = torch.stack([largest_of(vector, k) for vector in vectors]).mean(0)
+    best = _largest_of(vectors.mean(0), k)
+    local = torch.stack([_largest_of(vector, k) for vector in vectors]).mean(0)
     norm = gradient.norm().item() or 1.0
-    return (best - largest_of(local, k)).norm().item() / norm, (best - average).norm().item() / norm
+    return (best - _largest_of(local, k)).norm().item() / norm, (best - average).norm().item() / norm
 
 
-def largest_of(vector: Tensor, k: int) -> Tensor:
+def _largest_of(vector: Tensor, k: int) -> Tensor:
     """Vector with its k entries of largest magnitude; all others are zero."""
-    kept = torch.zeros_like(vector)
     chosen = vector.abs().topk(k).indices
-    kept[chosen] = vector[chosen]
-    return kept
+    return torch.zeros_like(vector).index_copy_(0, chosen, vector[chosen])
 
 
 def thresholds_of(vector: Tensor, chosen: Tensor, k: int) -> dict[str, float]:
-    """Selection thresholds by name of the method that determines them.
+    """Thresholds that select k of a worker's sums of gradient and residual, by name of the method that finds them.
 
-    Args:
-        vector: Sum of gradient and residual of one worker, shape (n,).
-        chosen: At least one position, as selected by a reused threshold.
-        k: Target number of entries.
+    ``chosen`` are the positions, at least one, that a reused threshold selects.
     """
     tail = NormalDist().inv_cdf(1 - k / vector.numel() / 2)
     found = (
@@ -278,20 +262,12 @@ class _Selections(Trace):
 
 
 def measure_selections(words: Sequence[str], steps: int, every: int = 1) -> dict[str, Any]:
-    """Trains and measures the error of local selection.
-
-    Args:
-        words: Arguments of train.py, with a method that sends single entries and keeps momentum in the optimizer.
-        steps: Number of training steps.
-        every: Steps between two observations, from the first step on.
+    """Trains a method that sends single entries without own momentum, and measures the error of local selection.
 
     Returns:
         ``k``; by observed step ``xi``, and ``sent``, the same distance with the sent average; and ``last``, the vector
         of one worker in the last step: its standard deviation ``scale``, ``counts`` of entries in equal bins,
         thresholds by name as ``cuts``, and the number of entries that each has ``selected``.
-
-    Raises:
-        ConfigError: if the method does not send single entries.
     """
     trace = _Selections(last=steps - 1, every=every)
     train_watched(words, steps, trace)
@@ -323,7 +299,7 @@ class Selections(TracedExhibit):
         "the last step; a normal fit takes the mean and the standard deviation of all entries. {words}"
     )
 
-    def variants(self, plan: TracePlan) -> Mapping[str, tuple[str, ...]]:
+    def variants(self, plan: TracePlan) -> Variants:
         return {"": self.method}
 
     def caption(self, scale: str) -> str:
@@ -331,46 +307,46 @@ class Selections(TracedExhibit):
 
     def tables(self, scale: str, results: Results) -> Sequence[Table]:
         plan = at(scale, self.plans)
-        found = [(case.title, job, results.of(job)) for case in plan.cases for job in [self.job(plan, case, "")]]
+        jobs = {case.title: self.job(plan, case) for case in plan.cases}
         return [
-            Table(f"{self.title}: {title}", columns, [row_of(*each, len(columns) - 1, cells) for each in found])
+            Table(
+                f"{self.title}: {title}",
+                columns,
+                [self.row(results, job, case, columns, cells) for case, job in jobs.items()],
+            )
             for title, columns, cells in (("xi", XI, _xi_cells), ("thresholds", CUTS, _cut_cells))
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
+        plan, lines, cuts = at(scale, self.plans), palette.looks(XI_LINES), palette.looks(THRESHOLDS)
         xi = "xi by step, of exact selections and of the entries sent instead"
         distribution = "Entries of one worker's gradient and residual in the last step, and where thresholds cut"
-        lines, cuts = palette.looks(XI_LINES), palette.looks(THRESHOLDS)
-        draw = partial(draw_steps, styles=lines, up="xi", every=at(scale, self.plans).every, ratios=True)
-        good = self.finished(scale, results)
-        by_step = [
-            (case, {name: [[value] for value in data[key]] for name, key in XI_LINES.items()}) for case, data in good
-        ]
-        return [
-            *(Picture(f"xi {case.name}", xi, partial(draw, lines=each), case.title, lines) for case, each in by_step),
-            *(
-                Picture(f"distribution {case.name}", distribution, partial(_draw_cuts, data["last"]), case.title, cuts)
-                for case, data in good
-            ),
-        ]
+        by_step, places = [], []
+        for case in plan.cases:
+            for data in self.finished(plan, case, results).values():
+                own = {name: [[value] for value in data[key]] for name, key in XI_LINES.items()}
+                draw = partial(draw_steps, lines=own, styles=lines, up="xi", every=plan.every, ratios=True)
+                by_step.append(Picture(f"xi {case.name}", xi, draw, case.title, lines))
+                draw = partial(_draw_cuts, data["last"])
+                places.append(Picture(f"distribution {case.name}", distribution, draw, case.title, cuts))
+        return [*by_step, *places]
 
 
 def _xi_cells(data: Mapping[str, Any]) -> list[Cell]:
     xi, sent = data["xi"], data["sent"]
-    figures = (mean(xi), max(xi), mean(xi[len(xi) // 2 :]), mean(sent[len(sent) // 2 :]))
-    return [Cell(f"{figure:.3g}", figure) for figure in figures]
+    return [number(each) for each in (mean(xi), max(xi), mean(xi[len(xi) // 2 :]), mean(sent[len(sent) // 2 :]))]
 
 
 def _cut_cells(data: Mapping[str, Any]) -> list[Cell]:
     k, last = data["k"], data["last"]
     shares = [last["selected"][name] / k for name in THRESHOLDS]
-    return [Cell(str(k), k), *(Cell(f"{value:.3g}", value) for value in (*last["cuts"].values(), *shares))]
+    return [number(k, ""), *map(number, (*last["cuts"].values(), *shares))]
 
 
 def _draw_cuts(last: Mapping[str, Any], figure: Any) -> None:
     axes, looks = figure.subplots(), palette.looks(THRESHOLDS)
     plain(axes, "entry / standard deviation", "entries, logarithmic")
-    edges = [-REACH + 2 * REACH * number / BINS for number in range(BINS + 1)]
+    edges = [-REACH + 2 * REACH * place / BINS for place in range(BINS + 1)]
     axes.stairs(last["counts"], edges, fill=True, color=palette.LINE)
     for name, cut in last["cuts"].items():
         for place in (-cut / last["scale"], cut / last["scale"]):

@@ -25,7 +25,7 @@ from typing import NamedTuple, cast
 import torch
 
 from scripts import break_even, choices, learning
-from scripts.benchmarks import hooks, schedules
+from scripts.benchmarks import hooks
 from scripts.evidence.figure import figure
 from scripts.evidence.plans import overview_in
 from scripts.exhibits.base import Exhibit, Results
@@ -65,12 +65,6 @@ def _learning_page(path: str, text: str) -> str:
 
 def _break_even_page(text: str) -> str:
     return replace(text, "break-even", break_even.tables())
-
-
-def _timeline_page(text: str) -> str:
-    for name, content in schedules.sections().items():
-        text = replace(text, name, content)
-    return text
 
 
 def _hooks_page(text: str) -> str:
@@ -119,7 +113,6 @@ PAGES: Mapping[str, Page] = MappingProxyType(
         "docs/tables/claims.md": Page("docs/tables/claims.md.j2 and docs/results/*.jsonl", _claims_page),
         "docs/tables/frontier.md": Page("docs/results/laptop.jsonl", _frontier_page),
         "docs/tables/learning.md": Page(_LEARNING, partial(_learning_page, "docs/tables/learning.md")),
-        "docs/tables/timeline.md": Page("scripts/profiles/*.json", _timeline_page),
         "docs/tables/torch-hooks.md": Page("docs/results/torch-hooks.json", _hooks_page),
         "spardl/method/names.py": Page("the methods", lambda _: methods.names()),
     }

@@ -1,37 +1,20 @@
-"""Predicts iteration times of five models with six schedules on two networks, for P = 64 workers.
-
-python scripts/bench.py schedules --json bench.json
-python scripts/bench.py schedules --models resnet50
-
-Each model is predicted twice: as measured on a CPU (scripts/profiles/), and with that profile scaled to an ASSUMED GPU
-time (ASSUMED below). Compression times are those of scripts/profiles/compression.json on the CPU, and assumed on the
-GPU. A second set of tables gives the gain of LayerFusion for sparse methods.
-"""
+"""Times that the predictions of schedules assume for a GPU, and the profiles that are stretched to them."""
 
 from __future__ import annotations
 
-import argparse
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from scripts import choices
-from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
-from spardl.diagnostics.commands.timeline import markdown, parse_names
-from spardl.diagnostics.timeline import model as schedules
-from spardl.diagnostics.timeline.measure import read_compression
-from spardl.diagnostics.timeline.model import in_backward
 from spardl.schedules.fusion import Linear
 
 PROFILES = Path(__file__).resolve().parents[1] / "profiles"
 WORKERS = 64
 NETWORKS = ("ethernet_10g", "infiniband_100g")
-DENSE, SPARSE = "none", "spardl"
 FUSED = ("spardl", "topka", "count_sketch")
 NOTHING = Linear(0.0, 0.0)
 
@@ -71,212 +54,40 @@ ASSUMED_COMPRESSION: Mapping[str, Linear] = MappingProxyType(
 
 def assumed_compression(workers: int) -> Mapping[str, Linear]:
     """Returns ``ASSUMED_COMPRESSION`` scaled from 64 workers to another number: SparDL selects once per worker."""
-    blocks, once = ASSUMED_COMPRESSION[SPARSE], ASSUMED_COMPRESSION["topka"]
+    blocks, once = ASSUMED_COMPRESSION["spardl"], ASSUMED_COMPRESSION["topka"]
     launches = once.fixed + (blocks.fixed - once.fixed) * workers / WORKERS
-    return {**ASSUMED_COMPRESSION, SPARSE: replace(blocks, fixed=launches)}
+    return {**ASSUMED_COMPRESSION, "spardl": replace(blocks, fixed=launches)}
 
 
-COLUMNS: Mapping[str, tuple[str, str]] = MappingProxyType(
-    {
-        "WFBP (per layer)": (DENSE, "per_layer"),
-        "DDP-like 25 MB": (DENSE, "wfbp"),
-        "MG-WFBP": (DENSE, "mg_wfbp"),
-        "LayerFusion": (DENSE, "layer_fusion"),
-        "DeAR 25 MB": (DENSE, "dear"),
-        "DeAR tuned": (DENSE, "dear_tuned"),
-        "sparse DeAR": (SPARSE, "dear_tuned"),
-    }
-)
+class Device(NamedTuple):
+    """The profiles of models on one device, by name."""
 
-
-@dataclass(frozen=True)
-class Device:
-    """A device with its profiles and compression times.
-
-    Attributes:
-        name: Name for the tables.
-        profiles: Profile of each model.
-        compressing: Seconds of compression by method.
-    """
-
-    name: str
     profiles: Mapping[str, Profile]
-    compressing: Mapping[str, Linear]
 
 
-def devices(models: Sequence[str]) -> list[Device]:
-    """Returns the measured CPU and the assumed GPU.
+def assumed_gpu(models: Sequence[str], measured: Sequence[tuple[str, str, str]] = ()) -> Device:
+    """Returns the profiles of models, stretched to the assumed seconds of a GPU.
+
+    Args:
+        models: Names of the models.
+        measured: Model and file of each measured profile, possibly with further fields, which replaces the assumed one.
 
     Raises:
         ConfigError: If a profile cannot be read.
     """
-    measured = {model: Profile.read(PROFILES / f"{model}.json") for model in models}
-    assumed = {
+    profiles = {
         model: replace(
-            profile.scaled(ASSUMED[model].seconds),
+            Profile.read(PROFILES / f"{model}.json").scaled(ASSUMED[model].seconds),
             device="RTX 2080 Ti, assumed",
             batch=ASSUMED[model].batch,
             update=ASSUMED_UPDATE,
         )
-        for model, profile in measured.items()
+        for model in models
     }
-    lines = read_compression(PROFILES / "compression.json", WORKERS)
-    return [Device("CPU, measured", measured, lines), Device("GPU, assumed", assumed, ASSUMED_COMPRESSION)]
-
-
-def assumed_gpu(models: Sequence[str], measured: Sequence[tuple[str, str, str]] = ()) -> Device:
-    """Returns the assumed GPU of :func:`devices`, with measured profiles where they are given.
-
-    Args:
-        models: Names of the models.
-        measured: Model and file of each measured profile, possibly with further fields.
-    """
-    device = devices(models)[1]
-    given = {model: Profile.read(Path(file)) for model, file, *_ in measured if model in models}
-    return replace(device, profiles={**device.profiles, **given})
+    return Device(profiles | {model: Profile.read(Path(file)) for model, file, *_ in measured if model in models})
 
 
 @cache
 def sizes() -> Mapping[str, int]:
     """Returns the number of parameters of each model."""
     return MappingProxyType({model: sum(Profile.read(PROFILES / f"{model}.json").entries) for model in ASSUMED})
-
-
-def methods_costs() -> dict[str, schedules.MethodCosts]:
-    """Costs of the methods without a network, so that rounds and words are computed only once."""
-    nowhere = Network(alpha=0.0, gbit=1.0)
-    with choices.composing():
-        made = {name: choices.build(name, "warmup.steps=0") for name in (DENSE, *FUSED)}
-    return {name: schedules.MethodCosts.of(method, WORKERS, nowhere, NOTHING) for name, method in made.items()}
-
-
-class Row(NamedTuple):
-    """One row of a table.
-
-    Attributes:
-        device: Name of the device.
-        network: Preset of the network.
-        model: Name of the model.
-        seconds: Predicted seconds by column.
-    """
-
-    device: str
-    network: str
-    model: str
-    seconds: Mapping[str, float]
-
-
-def cases(found: Sequence[Device]) -> Iterator[tuple[Device, str, str, Profile]]:
-    """All combinations of device, network and model."""
-    for device in found:
-        for network in NETWORKS:
-            for model, profile in device.profiles.items():
-                yield device, network, model, profile
-
-
-def bench(found: Sequence[Device], costs: Mapping[str, schedules.MethodCosts]) -> list[Row]:
-    """Returns the seconds of an iteration under every schedule."""
-    return [
-        Row(
-            device.name,
-            network,
-            model,
-            {title: _seconds(device, network, profile, costs, *column) for title, column in COLUMNS.items()},
-        )
-        for device, network, model, profile in cases(found)
-    ]
-
-
-def _seconds(
-    device: Device,
-    network: str,
-    profile: Profile,
-    costs: Mapping[str, schedules.MethodCosts],
-    method: str,
-    schedule: str,
-) -> float:
-    placed = costs[method].on(PRESETS[network], device.compressing.get(method, NOTHING))
-    predicted = schedules.SCHEDULES[schedule](profile, placed)
-    assert predicted
-    return predicted.seconds
-
-
-def gains(found: Sequence[Device], costs: Mapping[str, schedules.MethodCosts]) -> list[Row]:
-    """Seconds of an iteration with one group per layer, with one group for the model, and with LayerFusion."""
-    rows = []
-    for device, network, model, profile in cases(found):
-        for method in FUSED:
-            cost = costs[method].on(PRESETS[network], device.compressing[method]).whole
-            partitions = {
-                "every layer alone": schedules.groups_by_size(0, profile, cost),
-                "whole model": schedules.groups_by_size(math.inf, profile, cost),
-                "LayerFusion": schedules.fused(profile, cost),
-            }
-            seconds = {name: in_backward(profile, groups, cost).seconds for name, groups in partitions.items()}
-            rows.append(Row(device.name, network, f"{model}, {method}", seconds))
-    return rows
-
-
-def tables(rows: Sequence[Row]) -> str:
-    """One Markdown table per device and network: seconds, and the saving of the last column over the best other."""
-    found = []
-    for device, network in dict.fromkeys((row.device, row.network) for row in rows):
-        mine = [row for row in rows if (row.device, row.network) == (device, network)]
-        header = ["model", *mine[0].seconds, "the last saves"]
-        body = [[row.model, *(f"{seconds:.4g}" for seconds in row.seconds.values()), saving(row)] for row in mine]
-        found.append(f"{device}, {network}:\n\n{markdown([header, *body])}\n")
-    return "\n".join(found)
-
-
-def saving(row: Row) -> str:
-    """Returns the saving of the last column, as a share of the best other column."""
-    *others, last = row.seconds.values()
-    return f"{1 - last / min(others):.1%}"
-
-
-def used(found: Sequence[Device]) -> str:
-    """Returns the table of the profiles behind the predictions."""
-    header = ["profile", "device", "batch", "layers", "entries", "forward", "backward", "update"]
-    body = [
-        [
-            model,
-            profile.device,
-            str(profile.batch),
-            str(len(profile.layers)),
-            f"{sum(profile.entries):,}",
-            f"{profile.forward:.4g}",
-            f"{profile.backward:.4g}",
-            f"{profile.update * sum(profile.entries):.3g}",
-        ]
-        for device in found
-        for model, profile in device.profiles.items()
-    ]
-    return markdown([header, *body])
-
-
-def sections() -> dict[str, str]:
-    """Returns the generated sections of docs/tables/timeline.md.
-
-    Raises:
-        ConfigError: If a profile cannot be read.
-    """
-    found, costs = devices(tuple(ASSUMED)), methods_costs()
-    made = {"profiles": used(found), "schedules": tables(bench(found, costs)), "gains": tables(gains(found, costs))}
-    return {name: text.rstrip("\n") for name, text in made.items()}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--models", default=",".join(ASSUMED), help="comma-separated models")
-
-
-def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    found = devices(parse_names(arguments.models, tuple(ASSUMED), "--models"))
-    costs = methods_costs()
-    rows, fused = bench(found, costs), gains(found, costs)
-    print(f"{used(found)}\n\n{tables(rows)}\n{tables(fused)}")
-    return {
-        "workers": WORKERS,
-        "assumed": {model: assumed._asdict() for model, assumed in ASSUMED.items()},
-        "schedules": [row._asdict() for row in rows],
-        "layer_fusion": [row._asdict() for row in fused],
-    }

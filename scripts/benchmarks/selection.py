@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.benchmarks.packing import TYPES
+from scripts.benchmarks.kernels import TYPES
 from scripts.benchmarks.timing import add_repetitions, content, interleaved, on_path, positive, rows, table
 from spardl.communicators import AllGather
 from spardl.compressors import TopK

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from scripts import bench
-from scripts.benchmarks import emulated, gpu, packing, simulated, timing
+from scripts.benchmarks import emulated, gpu, kernels, simulated, timing
 from scripts.labs.first_process import tool
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.measure import measure
@@ -25,11 +25,11 @@ from tests.support.measuring import undisturbed
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
 TIMED = {
-    "packing": (
+    "kernels": (
         ["--entries=20000", "--densities=0.01", "--types", "float32", "bfloat16"],
-        ["compiled write", "portable write", "compiled read", "portable read", "plain write", "plain read", "copy"],
+        [f"{path} {what}" for path in timing.PATHS for what in ("write", "read", "merge")]
+        + ["plain write", "plain read", "coalesce", "copy"],
     ),
-    "merge": (["--entries=20000", "--counts", "2", "3"], ["compiled", "portable", "coalesce", "copy"]),
     "selection": (
         ["--entries=20000", "--settle=30"],
         ["residual.add_(gradient)", "g + r, torch.topk", "spardl", "spardl, scope=chunk", "spardl, portable"],
@@ -63,7 +63,7 @@ def test_every_candidate_is_measured(name: str, capsys: pytest.CaptureFixture[st
     assert bench.main([name, *words, "--repetitions=3", f"--json={file}"]) == 0
     printed, written = capsys.readouterr().out, json.loads(file.read_text())
     assert written["setting"]["repetitions"] == 3
-    assert len(written["cases"]) == (2 if name in ("packing", "merge") else 1)
+    assert len(written["cases"]) == (2 if name == "kernels" else 1)
     for title, found in written["cases"].items():
         assert title in printed
         assert [row["name"] for row in found] == candidates
@@ -94,12 +94,14 @@ def test_whole_synchronizations_are_measured(tmp_path: Path) -> None:
     assert all(f"| {name} |" in done.stdout for name in ours)
 
 
-def test_packing_says_how_many_bytes_an_entry_takes() -> None:
-    vector = packing.random_vector(50_000, 0.01)
-    found = {row.name: row.figures for row in packing.measure(vector, torch.bfloat16, 1)}
-    assert found["compiled read"]["bytes/entry"] == found["portable write"]["bytes/entry"] <= 3.3
-    assert found["plain read"]["bytes/entry"] == 8
-    assert "bytes saved by indices take" in packing.verdict(packing.measure(vector, torch.float32, 1), torch.float32)
+def test_kernels_have_bytes_and_time_per_entry() -> None:
+    vectors = [kernels.random_vector(50_000, 0.01, seed) for seed in (1, 2)]
+    found = {row.name: row for row in kernels.measure(vectors, torch.bfloat16, 1)}
+    size = {name: row.figures.get("bytes/entry") for name, row in found.items()}
+    assert size["compiled read"] == size["portable write"] <= 3.3
+    assert (size["plain read"], size["copy"]) == (8, None)
+    for name, entries in (("compiled write", len(vectors[0])), ("coalesce", len(vectors[0]) + len(vectors[1]))):
+        assert found[name].figures["ns/entry"] == pytest.approx(1e9 * found[name].median / entries)
 
 
 def test_candidates_take_turns() -> None:
@@ -121,27 +123,16 @@ def test_table_and_file_have_medians_and_further_figures(tmp_path: Path) -> None
     assert written["cases"]["one"][0] == row
 
 
-def test_sketches_are_measured_on_a_real_training(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--steps", "2", "--rows", "3", "--columns", "2", "--candidates", "4", "--lengths", "1000"]
-    assert bench.main(["sketch", *words]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (row,) = [line for line in lines if line.startswith("| 3 | 2 | 4 |")]
-    shares = [float(share) for share in re.findall(r"([\d.]+)% \(", row)]
-    assert len(shares) == 3
-    assert all(10 < share <= 100 for share in shares)
-    assert lines[-2].startswith("| 1000 | 3 | ")
-
-
 def test_the_list_has_every_benchmark(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--list"])
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} > {"accuracy", "hooks", "link", "overlap", "schedules", "sync"}
+    assert {line.split()[0] for line in lines} > {"accuracy", "hooks", "link", "overlap", "sync"}
     assert all(len(line.split()) > 4 for line in lines)
-    assert "timing" not in bench.benchmarks()  # shared code
+    assert not {"timing", "schedules"} & bench.benchmarks().keys()  # shared code
 
 
-@pytest.mark.parametrize("name", ["schedules", "merge", "selection"])
+@pytest.mark.parametrize("name", ["compression", "kernels"])
 def test_only_benchmarks_of_several_workers_want_a_rank(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert bench.parse([name])[1].threads == 1
@@ -149,9 +140,9 @@ def test_only_benchmarks_of_several_workers_want_a_rank(name: str, monkeypatch: 
 
 def test_the_help_of_a_benchmark_is_its_own(capsys: Any) -> None:
     with pytest.raises(SystemExit) as ended:
-        bench.main(["merge", "--help"])
+        bench.main(["kernels", "--help"])
     assert ended.value.code == 0
-    assert "--counts" in capsys.readouterr().out
+    assert "--densities" in capsys.readouterr().out
 
 
 def test_ids_of_measurements_name_benchmarks() -> None:
@@ -168,9 +159,9 @@ FOLDER = "--json none/x.json: create the folder none first"
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("mergee", "benchmark 'mergee' does not exist; choose from accuracy, "),
-        ("merge --json none/x.json", FOLDER),
-        ("schedules --models foo", "--models foo is unknown"),
+        ("kernel", "benchmark 'kernel' does not exist; choose from accuracy, "),
+        ("kernels --json none/x.json", FOLDER),
+        ("compression --methods foo", "compressor=foo does not exist"),
         ("link --mb 0", "--mb must be above 0, got 0"),
         ("link", "at least two workers are needed"),
         ("link --throttle x", "--throttle=x is not a network; use ethernet_1g"),
@@ -208,7 +199,7 @@ def test_who_is_no_worker_is_told_so(words: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_count_of_none_is_refused(capsys: Any) -> None:
     with pytest.raises(SystemExit):
-        bench.main(["merge", "--repetitions", "0"])
+        bench.main(["kernels", "--repetitions", "0"])
     assert "must be at least 1, got 0" in capsys.readouterr().err
 
 
@@ -218,9 +209,8 @@ SHORTLY = {
     "sync": "--entries 50000 --settle 2 --repetitions 1",
     "hooks": "--rounds 2 --steps 2 --settle 2 --seeds 1 --train model=resnet20,dataset=digits",
     "selection": "--entries 20000 --settle 2 --repetitions 1",
-    "packing": "--entries 20000 --repetitions 1",
-    "merge": "--entries 20000 --repetitions 1",
-    "schedules": "--models resnet50",
+    "kernels": "--entries 20000 --repetitions 1",
+    "compression": "--methods none --workers 2",
 }
 
 
@@ -249,7 +239,7 @@ def test_commands_of_the_pages_run(command: str, tmp_path: Path) -> None:
         words[:1] = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1"]
     done = program(*words[1:])
     assert done.returncode == 0, done.stderr
-    assert "| --- |" in done.stdout
+    assert name == "compression" or "| --- |" in done.stdout
     assert json.loads((tmp_path / "found.json").read_text())
 
 

@@ -30,7 +30,7 @@ from spardl.diagnostics import Advice, Choice
 from spardl.schedules.fusion import Linear
 
 # These pages take from ten seconds to minutes.
-SLOW = ("methods", "tables/break-even", "tables/claims", "tables/measurements", "tables/results", "tables/timeline")
+SLOW = ("methods", "tables/break-even", "tables/claims", "tables/measurements", "tables/results")
 NAMES = "spardl/method/names.py"
 HOOKS = "docs/tables/torch-hooks.md"
 

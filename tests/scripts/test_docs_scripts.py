@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -12,8 +11,6 @@ from typing import Any
 
 import pytest
 
-import spardl
-from scripts import break_even as tables
 from scripts import docs, learning
 from scripts.exhibits import base
 from scripts.exhibits.measures import metric_curve, shown_interval
@@ -21,6 +18,7 @@ from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import reached
+from scripts.pages import break_even as tables
 from scripts.pages import quotes
 from scripts.pages.marked import without_missing
 from spardl.basics.errors import ConfigError
@@ -267,21 +265,9 @@ def test_what_always_pays_and_what_never_does() -> None:
     assert tables.break_even(profile().scaled(1e-9), 8, line(0.0, 0.0)) == "400 and more"
 
 
-def test_measured_times_are_used(tmp_path: Path) -> None:
-    path = tmp_path / "times.json"
-    path.write_text(json.dumps({"workers": {"4": {"spardl, 2 teams": {"fixed": 1.0, "per_entry": 2.0}}}}))
-    compressing = tables.measured(path)(4)
-    assert compressing("spardl", {"density": 0.1, "teams": 2})(3) == 7.0
-    with pytest.raises(spardl.SpardlError, match=r"times.json has no times of \(4, 'spardl'\); create it again"):
-        compressing("spardl", {"teams": 1})
-    path.write_text("[]")
-    with pytest.raises(spardl.SpardlError, match=r"times.json contains no valid times .*--measure"):
-        tables.measured(path)
-
-
 def test_the_file_of_times_has_all_that_the_tables_ask_for() -> None:
     for workers in tables.WORKERS:
-        found = tables.advise(profile(), 1, workers, compressing=tables.measured(tables.MEASURED)(workers))
+        found = tables.advise(profile(), 1, workers, compressing=tables.measured(workers))
         assert all(math.isfinite(choice.seconds) for choice in found.choices)
 
 
@@ -292,22 +278,3 @@ def test_what_a_gpu_is_assumed_to_take() -> None:
         assert seconds(1) == pytest.approx(line.start + workers * line.worker, rel=1e-3)
         assert seconds(10**6) - seconds(1) == pytest.approx(1e6 * line.entry, rel=0.05)
     assert tables.assumed(4)("bf16", {}) == tables.ASSUMED_CAST
-
-
-def test_measuring_gives_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
-    turns = iter([[3.0, 9.0, 9.0], [9.0, 4.0, 9.0], [9.0, 9.0, 6.0]] * 4)
-    monkeypatch.setattr(tables, "WORKERS", (2,))
-    monkeypatch.setattr(tables, "SIZES", (200, 400, 800))
-    monkeypatch.setattr(tables, "measure_compression", lambda *arguments: (None, next(turns)))
-    path = tmp_path / "times.json"
-    assert "2 workers, spardl: Linear(" in program("break_even", "--measure", path).out
-    compressing = tables.measured(path)(2)
-    for name in ("bf16", "topka", "oktopk", "spardl"):
-        # The least of three turns: 3, 4 and 6 s at 100, 200 and 400 entries.
-        assert compressing(name, {})(1000) == pytest.approx(12.0)
-
-
-def test_tables_are_printed(monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
-    monkeypatch.setattr(tables, "devices", lambda: ["a", "b"])
-    monkeypatch.setattr(tables, "table", str.upper)
-    assert program("break_even") == (0, "A\n\nB\n", "")

@@ -3,7 +3,7 @@
 python scripts/bench.py --list
 python scripts/bench.py kernels --entries 14700000 --json kernels.json
 python scripts/bench.py kernels --help
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py sync --gbit 1
 """
 
 from __future__ import annotations

@@ -1,32 +1,24 @@
-"""Checks and measures the library on one GPU, in one command.
+"""Measures synchronizations and training steps on one GPU.
 
-python scripts/bench.py gpu --json gpu-check.json
-python scripts/bench.py gpu --device cpu --entries 20000 --sections selection synchronization
+python scripts/bench.py gpu --json gpu.json
+python scripts/bench.py gpu --device cpu --entries 20000 --small
 
-Sections:
+First a whole synchronization of each method, over NCCL with one worker and over gloo with two workers that share the
+GPU: seconds, bytes, kernel launches, host waits (from torch.profiler) and memory per parameter. Then a training step of
+a GPT of about 120 million parameters with plain DDP, with torch's bf16 hook and with attach(). bench.py selection
+--device cuda times a selection, and spardl doctor --device cuda --thorough checks results.
 
-* selection: adds a gradient and takes the largest entries, in float32 and bfloat16, next to torch.topk and a copy
-* synchronization: a whole synchronization of each method, over NCCL with one worker and over gloo with two workers that
-  share the GPU, with bytes, kernel launches, host waits (from torch.profiler) and memory per parameter
-* training: a training step of a GPT of about 120 million parameters with plain DDP, with torch's bf16 hook and with
-  attach()
-* doctor: the thorough checks of ``spardl doctor``: laws of all methods, kernels compared with their portable versions
-
-Results are written after each section. Without a GPU, --device cpu runs the same code as a rehearsal: launches are not
-counted, host waits are reads of values by the host, and --entries and --small keep it short.
+Without a GPU, --device cpu runs the same code as a rehearsal: launches are not counted, host waits are reads of values
+by the host, and --entries and --small keep it short.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
-from pathlib import Path
 from statistics import median
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,20 +26,16 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.profiler import ProfilerActivity, profile
 
 import spardl
-from scripts.benchmarks.selection import Steps
 from scripts.benchmarks.timing import positive
 from spardl.basics.errors import ConfigError
-from spardl.basics.files import write_atomically
 from spardl.clusters import ProcessGroupCluster
 from spardl.diagnostics.thorough.outcome import Place, plain, setting, shared
-from spardl.diagnostics.thorough.running import examine_thoroughly
 from spardl.diagnostics.timeline.measure import Clock
 from spardl.method.method import Method
 from spardl.vector.flat import write
 from spardl.vector.layout import Layout
 
 DENSITY = 0.01
-TYPES = (torch.float32, torch.bfloat16)
 METHODS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "spardl": ("spardl", {"density": DENSITY}),
     "oktopk": ("oktopk", {"density": DENSITY}),
@@ -62,9 +50,10 @@ WAYS = ("ddp", "bf16", "attach")
 LAUNCHES = frozenset({"cudaLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernel", "cuLaunchKernelEx"})
 WAITS = frozenset({"cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize"})
 READS = frozenset({"aten::_local_scalar_dense"})
-# Targets: a selection in copies, host waits of a synchronization, and the share that attach adds to a step.
-COPIES, MOST_WAITS, ADDED = 4.0, 2.0, 0.05
+# Targets: host waits of a synchronization, and the share that attach adds to a step.
+MOST_WAITS, ADDED = 2.0, 0.05
 WARM, TURNS, TRACED = 6, 20, 3
+TIMEOUT = 60.0  # of every wait for a worker, in seconds
 # A GPT-2 of 124 million parameters, and one for rehearsals.
 BIG = {"vocab_size": 50257, "context": 512, "hidden_size": 768, "num_layers": 12, "num_heads": 12}
 SMALL = {"vocab_size": 64, "context": 16, "hidden_size": 16, "num_layers": 1, "num_heads": 2}
@@ -93,28 +82,6 @@ def counted(device: torch.device, work: Callable[[], object]) -> dict[str, float
     waits = sum(count for name, count in calls.items() if name in (WAITS if on_gpu else READS))
     launches = sum(count for name, count in calls.items() if name in LAUNCHES) if on_gpu else None
     return {"launches": launches, "waits": waits}
-
-
-def select(device: torch.device, entries: int, turns: int) -> list[dict[str, Any]]:
-    """Returns the seconds of a selection, of torch.topk and of a copy, by type."""
-    found = []
-    for dtype in TYPES:
-        random = torch.Generator(device).manual_seed(1)
-        gradients = [torch.randn(entries, generator=random, device=device).to(dtype) for _ in range(2)]
-        steps, target = Steps(gradients, DENSITY), torch.empty_like(gradients[0])
-        works: dict[str, Callable[[], object]] = {
-            "select": steps.step,
-            "topk": partial(_top, gradients[0], max(1, round(DENSITY * entries))),
-            "copy": partial(target.copy_, gradients[0]),
-        }
-        seconds = {name: timed(device, work, turns) for name, work in works.items()}
-        exact = steps.is_exact()
-        found.append({"entries": entries, "dtype": str(dtype).removeprefix("torch."), "exact": exact, **seconds})
-    return found
-
-
-def _top(values: Tensor, k: int) -> Tensor:
-    return values.abs().topk(k, sorted=False).indices
 
 
 def synchronize(device: torch.device, entries: int, turns: int) -> list[dict[str, Any]]:
@@ -193,109 +160,62 @@ def _step_of(model: torch.nn.Module, rule: torch.optim.Optimizer, tokens: Tensor
     return step
 
 
-def examine(place: Place) -> dict[str, Any]:
-    """Returns the results of the thorough checks of ``spardl doctor``, which prints its own lines."""
-    with tempfile.TemporaryDirectory() as name:
-        file = Path(name) / "doctor.json"
-        examine_thoroughly(place.device, place.device, place.timeout, file)
-        found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+def verdict(device: str, good: bool) -> str:
+    """Returns whether a target is met; the targets apply to a GPU only."""
+    return "tried" if device == "cpu" else "ok" if good else "slow"
 
 
-Judge: TypeAlias = Callable[[bool, str], None]
-"""Prints a verdict: whether a target is met, and the measurement."""
-
-
-def report_selection(judge: Judge, rows: Sequence[Mapping[str, Any]]) -> None:
-    """Prints one verdict per size and type."""
-    for row in rows:
-        ratio = row["select"] / row["copy"]
-        good = row["exact"] and ratio <= COPIES and row["select"] < row["topk"]
-        judge(
-            good,
-            f"selection, {row['entries']:,} entries, {row['dtype']}: {1e3 * row['select']:.3g} ms, {ratio:.3g} x a "
-            f"copy, torch.topk {1e3 * row['topk']:.3g} ms, {'exact' if row['exact'] else 'NOT exact'}",
-        )
-
-
-def report_synchronization(judge: Judge, where: str, rows: Sequence[Mapping[str, Any]]) -> None:
+def report_synchronization(device: str, where: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints one verdict per method."""
     for row in rows:
         launches = "launches not counted" if row["launches"] is None else f"{row['launches']:.0f} launches"
         memory = row["bytes_per_parameter"]
         more = "" if memory is None else f", {memory:.3g} bytes of memory per parameter"
-        judge(
-            row["waits"] <= MOST_WAITS,
-            f"{row['method']}, {where}: {1e3 * row['seconds']:.3g} ms, {row['bytes']:,} bytes sent, {launches}, "
-            f"{row['waits']:.3g} host waits{more}",
+        judged = verdict(device, row["waits"] <= MOST_WAITS)
+        print(
+            f"{judged:<5} {row['method']}, {where}: {1e3 * row['seconds']:.3g} ms,",
+            f"{row['bytes']:,} bytes sent, {launches}, {row['waits']:.3g} host waits{more}",
+            flush=True,
         )
 
 
-def report_training(judge: Judge, rows: Sequence[Mapping[str, Any]]) -> None:
+def report_training(device: str, rows: Sequence[Mapping[str, Any]]) -> None:
     """Prints the time of a step of each way, and a verdict on attach."""
-    dense = rows[0]["seconds"]
     for row in rows:
-        added = row["seconds"] / dense - 1
-        judge(
-            row["way"] != "attach" or added <= ADDED,
-            f"training with {row['way']}, {row['parameters']:,} parameters: {1e3 * row['seconds']:.4g} ms per step, "
-            f"{100 * added:+.1f}% compared with plain DDP",
+        added = row["seconds"] / rows[0]["seconds"] - 1
+        print(
+            f"{verdict(device, row['way'] != 'attach' or added <= ADDED):<5} training with {row['way']}, "
+            f"{row['parameters']:,} parameters: {1e3 * row['seconds']:.4g} ms per step, {100 * added:+.1f}% compared "
+            "with plain DDP",
+            flush=True,
         )
-
-
-def judge_on(device: str) -> Judge:
-    """Prints a line with its verdict; the targets apply to a GPU only."""
-
-    def judge(good: bool, text: str) -> None:
-        verdict = "tried" if device == "cpu" else "ok" if good else "slow"
-        print(f"{verdict:<5} {text}", flush=True)
-
-    return judge
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to check")
-    sections = ("selection", "synchronization", "training", "doctor")
-    parser.add_argument("--sections", nargs="+", choices=sections, default=sections, help="sections to run")
-    parser.add_argument("--entries", nargs="+", type=positive, default=[14_700_000, 133_000_000], help="vector lengths")
+    parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda", help="device to measure")
+    parser.add_argument("--entries", type=positive, default=14_700_000, help="length of the vectors, at least 100")
     parser.add_argument("--turns", type=positive, default=TURNS, help="timed repetitions of each measurement")
     parser.add_argument("--small", action="store_true", help="train a tiny model, for a rehearsal")
-    parser.add_argument("--timeout", type=positive, default=60, help="timeout of every wait for a worker, in seconds")
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
-    if min(arguments.entries) < 100:
-        raise ConfigError(f"--entries must be at least 100, got {min(arguments.entries)}")
+    if arguments.entries < 100:
+        raise ConfigError(f"--entries must be at least 100, got {arguments.entries}")
     if arguments.device == "cuda" and not torch.cuda.is_available():
         raise ConfigError("--device cuda found no GPU; rehearse with --device cpu")
-    began, results, content = time.monotonic(), dict[str, Any](), dict[str, Any]()
-    for name, found in measured(arguments, Place(arguments.device, arguments.timeout, 60.0)):
-        results[name] = found
-        seconds = time.monotonic() - began
-        content = {"device": arguments.device, "torch": torch.__version__, "seconds": seconds, "results": results}
-        content = plain(content)
-        if arguments.json:
-            write_atomically(arguments.json, json.dumps(content, indent=1, allow_nan=False).encode())
+    results = dict(measured(arguments, Place(arguments.device, TIMEOUT, TIMEOUT)))
+    content: dict[str, Any] = plain({"device": arguments.device, "torch": torch.__version__, "results": results})
     return content
 
 
 def measured(arguments: argparse.Namespace, place: Place) -> Iterator[tuple[str, Any]]:
-    """Runs the wanted sections, and yields the name and the results of each."""
-    judge = judge_on(place.device)
+    """Yields the name and the results of each section."""
     turns, sizes = arguments.turns, SMALL if arguments.small else BIG
-    if "selection" in arguments.sections:
-        found = [shared(place, 1, partial(select, entries=n, turns=turns))[0] for n in arguments.entries]
-        rows = [row for each in found for row in each]
-        report_selection(judge, rows)
-        yield "selection", rows
-    for workers in (1, 2) if "synchronization" in arguments.sections else ():
+    for workers in (1, 2):
         where = setting(place, workers)
-        rows = shared(place, workers, lambda device: synchronize(device, min(arguments.entries), turns))[0]
-        report_synchronization(judge, where, rows)
+        rows = shared(place, workers, partial(synchronize, entries=arguments.entries, turns=turns))[0]
+        report_synchronization(place.device, where, rows)
         yield f"synchronization, {where}", rows
-    if "training" in arguments.sections:
-        rows = shared(place, 1, lambda device: train(device, sizes, turns))[0]
-        report_training(judge, rows)
-        yield "training", rows
-    if "doctor" in arguments.sections:
-        yield "doctor", examine(place)
+    rows = shared(place, 1, partial(train, sizes=sizes, turns=turns))[0]
+    report_training(place.device, rows)
+    yield "training", rows

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,7 +18,7 @@ from scripts.submission.submissions import Submission
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_yaml
 
-__all__ = ["DEFAULT", "SITE", "Place", "Queued", "Site", "changed", "read_site"]
+__all__ = ["DEFAULT", "SITE", "Job", "Place", "Queued", "Site", "changed", "read_site"]
 
 
 class Queued(Enum):
@@ -27,6 +27,13 @@ class Queued(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     UNKNOWN = "unknown"
+
+
+class Job(NamedTuple):
+    """A job in a queue, and why it waits, if known; that may include the expected start."""
+
+    state: Queued
+    reason: str = ""
 
 
 class Place(ABC):
@@ -68,12 +75,8 @@ class Place(ABC):
         return submission
 
     @abstractmethod
-    def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """States of the jobs of a submission; jobs that ended are missing."""
-
-    def reasons(self, submission: Submission) -> Mapping[str, str]:
-        """Returns why jobs of a submission wait, by job, if known; may include the expected start."""
-        return {}
+    def queue(self, submission: Submission) -> Mapping[str, Job]:
+        """Jobs of a submission that wait or run; those that ended are missing."""
 
     @abstractmethod
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:

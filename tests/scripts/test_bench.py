@@ -189,7 +189,7 @@ def test_bad_input_is_one_line(words: str, reason: str, capsys: Any, monkeypatch
     assert reason in line
 
 
-@pytest.mark.parametrize("words", ["sync", "overlap --gbit 1", "link", "hooks", ACCURACY])
+@pytest.mark.parametrize("words", ["sync", "overlap --gbit 1 --model profile:x", "link", "hooks", ACCURACY])
 def test_who_is_no_worker_is_told_so(words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert bench.main(words.split()) == 2
@@ -275,7 +275,7 @@ def test_a_throttle_without_a_lab(tmp_path: Path) -> None:
 
 def test_sleeping_model_matches_its_profile(tmp_path: Path) -> None:
     PROFILE.write(tmp_path / "three.json")
-    job = emulated.from_profile(str(tmp_path / "three.json"), Namespace(compute=0.048))
+    job = emulated.from_profile(str(tmp_path / "three.json"), 0.048)
     gradient = FlatGradient(job.model.named_parameters())
     assert [layer.entries for layer in gradient.layers] == [4000, 5000, 7000]
     optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
@@ -327,13 +327,6 @@ def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
     assert all(len(row["seconds"]) == 2 for row in found)
 
 
-def test_selections_are_exact_and_measured_by_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARDL_KERNELS", "portable")
-    rows = gpu.select(torch.device("cpu"), 1000, turns=1)
-    assert [(row["entries"], row["dtype"]) for row in rows] == [(1000, "float32"), (1000, "bfloat16")]
-    assert all(row["exact"] and min(row["select"], row["topk"], row["copy"]) > 0 for row in rows)
-
-
 def test_reads_count_as_waits_without_a_gpu() -> None:
     values = torch.ones(3)
     counts = gpu.counted(torch.device("cpu"), lambda: (values.sum().item(), values.max().item()))
@@ -341,25 +334,26 @@ def test_reads_count_as_waits_without_a_gpu() -> None:
 
 
 def test_a_gpu_is_judged_and_a_rehearsal_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"entries": 9, "dtype": "float32", "exact": True, "select": 3.0, "topk": 4.0, "copy": 1.0}
+    ways = [{"way": way, "parameters": 9, "seconds": seconds} for way, seconds in (("ddp", 1.0), ("attach", 1.1))]
+    row = {"method": "a", "seconds": 1.0, "bytes": 1, "launches": 5.0, "waits": 2.0, "bytes_per_parameter": None}
     for device in ("cuda", "cpu"):
-        gpu.report_selection(gpu.judge_on(device), [row, {**row, "topk": 2.0}, {**row, "copy": 0.5}])
+        gpu.report_synchronization(device, "here", [row, {**row, "waits": 3.0}])
+        gpu.report_training(device, ways)
     verdicts = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert verdicts == ["ok", "slow", "slow", "tried", "tried", "tried"]
+    assert verdicts == ["ok", "slow", "ok", "slow"] + ["tried"] * 4
 
 
 @pytest.mark.slow
 def test_every_measurement_of_a_gpu_is_written(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    """All sections but the checks of the doctor, which has its own tests."""
     monkeypatch.setenv("SPARDL_KERNELS", "portable")
     file = tmp_path / "found.json"
     words = ["--device", "cpu", "--entries", "1000", "--turns", "1", "--small", "--json", str(file)]
-    assert bench.main(["gpu", *words, "--sections", "selection", "synchronization", "training"]) == 0
+    assert bench.main(["gpu", *words]) == 0
     results = json.loads(file.read_text())["results"]
     over = [f"synchronization, {workers} over gloo on cpu" for workers in ("1 worker", "2 workers")]
-    assert list(results) == ["selection", *over, "training"]
+    assert list(results) == [*over, "training"]
     for section in over:
         assert [row["method"] for row in results[section]] == list(gpu.METHODS)
     assert all(row["bytes"] > 0 for row in results[over[1]])

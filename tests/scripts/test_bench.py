@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from scripts import bench
-from scripts.benchmarks import emulated, gpu, kernels, simulated, timing
+from scripts.benchmarks import emulated, kernels, simulated, timing
 from scripts.labs.first_process import tool
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.measure import measure
@@ -127,7 +127,7 @@ def test_the_list_has_every_benchmark(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--list"])
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} > {"accuracy", "hooks", "link", "overlap", "sync"}
+    assert {line.split()[0] for line in lines} > {"accuracy", "hooks", "overlap", "sync"}
     assert all(len(line.split()) > 4 for line in lines)
     assert not {"timing", "schedules"} & bench.benchmarks().keys()  # shared code
 
@@ -162,11 +162,6 @@ FOLDER = "--json none/x.json: create the folder none first"
         ("kernel", "benchmark 'kernel' does not exist; choose from accuracy, "),
         ("kernels --json none/x.json", FOLDER),
         ("compression --methods foo", "compressor=foo does not exist"),
-        ("link --mb 0", "--mb must be above 0, got 0"),
-        ("link", "at least two workers are needed"),
-        ("link --throttle x", "--throttle=x is not a network; use ethernet_1g"),
-        ("gpu --entries 5", "--entries must be at least 100, got 5"),
-        ("gpu", "--device cuda found no GPU; rehearse with --device cpu"),
         ("sync --methods nothing", "compressor=nothing does not exist"),
         (f"{ACCURACY} --case foo", HOOKS),
         (f"{ACCURACY} --case spardl.topka,optimizer=adam", "write optimizer=True or optimizer=False, not 'adam'"),
@@ -181,15 +176,13 @@ FOLDER = "--json none/x.json: create the folder none first"
 )
 def test_bad_input_is_one_line(words: str, reason: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setenv("WORLD_SIZE", "2" if "--throttle" in words else "1")
     assert bench.main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert reason in line
 
 
-@pytest.mark.parametrize("words", ["sync", "overlap --gbit 1 --model profile:x", "link", "hooks", ACCURACY])
+@pytest.mark.parametrize("words", ["sync", "overlap --gbit 1 --model profile:x", "hooks", ACCURACY])
 def test_who_is_no_worker_is_told_so(words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert bench.main(words.split()) == 2
@@ -204,7 +197,6 @@ def test_a_count_of_none_is_refused(capsys: Any) -> None:
 
 
 SHORTLY = {
-    "link": "--mb 1 --rounds 2 --short-rounds 3",
     "overlap": "--model profile:scripts/profiles/resnet20.json --rounds 1 --steps 1 --compute 0.05",
     "sync": "--entries 50000 --settle 2 --repetitions 1",
     "hooks": "--rounds 2 --steps 2 --settle 2 --seeds 1 --train model=resnet20,dataset=digits",
@@ -241,36 +233,6 @@ def test_commands_of_the_pages_run(command: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert name == "compression" or "| --- |" in done.stdout
     assert json.loads((tmp_path / "found.json").read_text())
-
-
-@in_a_lab
-@pytest.mark.skipif(not tool("iptables"), reason="needs the program iptables")
-def test_a_lab_with_a_delay(tmp_path: Path) -> None:
-    """A round takes gloo two ways: the receiver says that it is ready, then it is sent to."""
-    file = tmp_path / "link.json"
-    words = ["run", "--workers", "3", "--gbit", "1", "--delay-ms", "2", "--timeout", "200", "--", sys.executable]
-    done = lab(*words, "-W", "ignore", "scripts/bench.py", "link", *SHORTLY["link"].split(), "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
-    assert (found["workers"], found["bytes"]) == (3, 1_000_000)
-    seconds = found["seconds"]
-    assert {name: len(times) for name, times in seconds.items()} == {"round_trip": 3, "short_round": 3, "long_round": 2}
-    assert min(seconds["round_trip"]) >= 4e-3
-    assert min(seconds["short_round"]) >= 2e-3
-    # 128 KiB may go at once.
-    assert min(seconds["long_round"]) >= (found["bytes"] - 131072) * 8e-9 + 2e-3
-    assert "| round trip |" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_throttle_without_a_lab(tmp_path: Path) -> None:
-    file = tmp_path / "link.json"
-    words = ["link", *SHORTLY["link"].split(), "--throttle", "ethernet_1g", "--json", str(file)]
-    done = program(*TORCHRUN, "scripts/bench.py", *words)
-    assert done.returncode == 0, done.stderr
-    seconds = json.loads(file.read_text())["seconds"]
-    assert min(seconds["short_round"]) >= 50e-6 + 8 * 8e-9
-    assert min(seconds["long_round"]) >= 50e-6 + 1e6 * 8e-9
 
 
 def test_sleeping_model_matches_its_profile(tmp_path: Path) -> None:
@@ -325,38 +287,3 @@ def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
     assert all(row["streams"] == 1 and row["predicted"] > 0 for row in alone)
     assert all(row["streams"] == 2 and row["predicted"] is None for row in several)
     assert all(len(row["seconds"]) == 2 for row in found)
-
-
-def test_reads_count_as_waits_without_a_gpu() -> None:
-    values = torch.ones(3)
-    counts = gpu.counted(torch.device("cpu"), lambda: (values.sum().item(), values.max().item()))
-    assert counts == {"launches": None, "waits": 2}
-
-
-def test_a_gpu_is_judged_and_a_rehearsal_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    ways = [{"way": way, "parameters": 9, "seconds": seconds} for way, seconds in (("ddp", 1.0), ("attach", 1.1))]
-    row = {"method": "a", "seconds": 1.0, "bytes": 1, "launches": 5.0, "waits": 2.0, "bytes_per_parameter": None}
-    for device in ("cuda", "cpu"):
-        gpu.report_synchronization(device, "here", [row, {**row, "waits": 3.0}])
-        gpu.report_training(device, ways)
-    verdicts = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert verdicts == ["ok", "slow", "ok", "slow"] + ["tried"] * 4
-
-
-@pytest.mark.slow
-def test_every_measurement_of_a_gpu_is_written(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    monkeypatch.setenv("SPARDL_KERNELS", "portable")
-    file = tmp_path / "found.json"
-    words = ["--device", "cpu", "--entries", "1000", "--turns", "1", "--small", "--json", str(file)]
-    assert bench.main(["gpu", *words]) == 0
-    results = json.loads(file.read_text())["results"]
-    over = [f"synchronization, {workers} over gloo on cpu" for workers in ("1 worker", "2 workers")]
-    assert list(results) == [*over, "training"]
-    for section in over:
-        assert [row["method"] for row in results[section]] == list(gpu.METHODS)
-    assert all(row["bytes"] > 0 for row in results[over[1]])
-    assert [row["way"] for row in results["training"]] == list(gpu.WAYS)
-    rows = [row for found in results.values() for row in found]
-    assert capfd.readouterr().out.count("tried ") == len(rows)

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from scripts import choices
+from scripts.benchmarks.timing import positive
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.method.method import Method
@@ -32,20 +33,7 @@ DENSITY = 0.02
 # The words of counts (P log P in total) must be few compared with k, and P vectors of n entries must fit into memory.
 KEPT_PER_WORKER = 8
 BYTES_PER_SECOND = 1e9 / 8  # bandwidth of the simulated links
-HEADER = (
-    "method",
-    "P",
-    "n",
-    "step",
-    "rounds",
-    "formula",
-    "words, mean",
-    "formula",
-    "words",
-    "limits",
-    "longest path",
-    "",
-)
+HEADER = "| method | P | n | step | rounds | formula | words, mean | formula | words | limits | longest path |  |"
 
 
 class Line(NamedTuple):
@@ -195,28 +183,22 @@ def _density(name: str) -> list[str]:
     return [f"compressor.density={DENSITY}"] if "density" in fields else []
 
 
-def workers_of(text: str) -> list[int]:
-    """Returns the numbers of workers, with commas between them.
-
-    Raises:
-        ConfigError: If one is not an integer, at least 1.
-    """
-    if not all(part.isdecimal() and int(part) for part in text.split(",")):
-        raise ConfigError(f"--workers must be a comma-separated list of positive integers, got {text!r}")
-    return [int(part) for part in text.split(",")]
+def counts_of(text: str) -> list[int]:
+    """Parses a comma-separated list of positive integers."""
+    return [positive(word) for word in text.split(",")]
 
 
 def main() -> int:
     """Prints the table line by line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default=",".join(choices.names()), help="comma-separated choices of compressor=")
-    parser.add_argument("--workers", default=",".join(map(str, WORKERS)), help="comma-separated numbers of workers")
+    parser.add_argument("--workers", type=counts_of, default=WORKERS, help="comma-separated numbers of workers")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     differing = 0
-    print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER), flush=True)
+    print(f"{HEADER}\n|{'---|' * 12}", flush=True)
     try:
-        for line in lines(arguments.methods.split(","), workers_of(arguments.workers)):
+        for line in lines(arguments.methods.split(","), arguments.workers):
             print(line.text(), flush=True)
             differing += not line.holds
     except ConfigError as error:

@@ -65,17 +65,7 @@ SETTLING = 8
 
 @dataclass
 class Case:
-    """One method under one schedule.
-
-    Attributes:
-        method: Choice of ``compressor=``.
-        schedule: Choice of ``schedule=``.
-        synchronizer: Engine of the model of this case.
-        cluster: Cluster that runs the synchronizations.
-        streams: Number of synchronizations in flight on this cluster.
-        job: Model and data of this case.
-        seconds: Time per step in seconds, one value per round.
-    """
+    """One method under one schedule, with its own model; ``seconds`` are those of a step, by round."""
 
     method: str
     schedule: str

@@ -123,12 +123,7 @@ def _sbatch_said(error: Exception) -> str:
 
 
 def sbatch_parameters(site: Site, tasks: int) -> dict[str, Any]:
-    """Parameters of submitit for the batch file.
-
-    Args:
-        site: Settings of the site.
-        tasks: Number of processes of each job.
-    """
+    """Parameters of submitit for the batch file of jobs with a number of processes."""
     nodes = site.nodes(tasks)
     optional = {"partition": site.partition, "account": site.account, "qos": site.qos, "mem": site.memory}
     gpus = {"gpus_per_task": site.gpus_per_worker} if site.gpus_per_worker else {}

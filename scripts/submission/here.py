@@ -104,11 +104,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _holder(path: Path) -> int | None:
-    """Process id in a lock file, or ``None`` if it is not locked.
-
-    Raises:
-        ConfigError: If the process that holds the lock does not write its id in time.
-    """
+    """Process id in a lock file, or ``None`` if it is not locked."""
     until = time.monotonic() + _WRITTEN
     while _is_held(path):
         if text := path.read_text():
@@ -206,22 +202,17 @@ def _ended(submission: Submission, one: _Going) -> bool:
 def _stop(submission: Submission, going: Sequence[_Going]) -> None:
     _tell("stopping: runs save a checkpoint and exit; press Ctrl-C again to end them immediately", sys.stderr)
     try:
-        _signal(going, signal.SIGTERM)
-        _await_end(going, _LEAVE)
+        _await_end(going, signal.SIGTERM, _LEAVE)
     except KeyboardInterrupt:
-        _signal(going, signal.SIGINT)
-        _await_end(going, _END)
+        _await_end(going, signal.SIGINT, _END)
     for one in going:
         if one.process.poll() is not None:
             _ended(submission, one)
 
 
-def _signal(going: Sequence[_Going], what: signal.Signals) -> None:
+def _await_end(going: Sequence[_Going], sent: signal.Signals, seconds: float) -> None:
     for one in going:
-        one.process.send_signal(what)
-
-
-def _await_end(going: Sequence[_Going], seconds: float) -> None:
+        one.process.send_signal(sent)
     until = time.monotonic() + seconds
     while any(one.process.poll() is None for one in going) and time.monotonic() < until:
         time.sleep(_EVERY)

@@ -49,29 +49,18 @@ class Place(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Checks that the place is available.
-
-        Raises:
-            ConfigError: If it is not available.
-        """
+        """Raises a ``ConfigError`` if the place is not available."""
 
     @abstractmethod
     def submit(self, submission: Submission) -> int:
-        """Starts the runs, and records their job ids.
-
-        Returns:
-            The exit code.
+        """Starts the runs, records their job ids, and returns the exit code.
 
         Raises:
             ConfigError: If the place refuses the runs.
         """
 
     def recover(self, submission: Submission) -> Submission:
-        """Records jobs that were accepted just before the submitting process was killed.
-
-        Returns:
-            The submission with these jobs.
-        """
+        """Records jobs that were accepted just before the submitting process was killed."""
         return submission
 
     @abstractmethod
@@ -162,11 +151,7 @@ class Site:
 
 
 def read_site(file: Path, words: Sequence[str]) -> Site:
-    """Reads the settings of the site.
-
-    Args:
-        file: YAML file with the settings.
-        words: Overrides ``site.KEY=VALUE`` from the command line.
+    """Reads the settings in a YAML file, and applies overrides ``site.KEY=VALUE`` of the command line.
 
     Raises:
         ConfigError: If the file cannot be read, or a setting is unknown or wrong.
@@ -179,11 +164,7 @@ def read_site(file: Path, words: Sequence[str]) -> Site:
 
 
 def changed(settings: Any, words: Sequence[str]) -> Site:
-    """Applies overrides of the command line to settings.
-
-    Args:
-        settings: Settings by name.
-        words: Overrides ``site.KEY=VALUE``.
+    """Applies overrides ``site.KEY=VALUE`` to settings by name.
 
     Raises:
         ConfigError: If a setting is unknown or wrong.

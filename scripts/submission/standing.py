@@ -45,13 +45,7 @@ class Standing(NamedTuple):
 
 
 def standing(submission: Submission, entry: Entry, queue: Mapping[str, Job]) -> Standing:
-    """Determines the state of a run.
-
-    Args:
-        submission: Submission that contains the run.
-        entry: Entry of the run.
-        queue: Jobs in the queue.
-    """
+    """Determines the state of a run, with the jobs in the queue."""
     job = queue.get(entry.job or "")
     run = _run(submission, entry)
     summary = run.read_summary() if run else {}

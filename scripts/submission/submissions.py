@@ -17,20 +17,6 @@ from typing import Any
 from spardl.basics.errors import ConfigError, first_line
 from spardl.basics.files import read_json, write_atomically
 
-__all__ = [
-    "ADDED",
-    "HERE",
-    "SLURM",
-    "Entry",
-    "Submission",
-    "all_submissions",
-    "find_submission",
-    "lock_free",
-    "near",
-    "new_submission",
-    "submitting",
-]
-
 # Words added to every command line. A job is a single run even if the configuration defines a sweep.
 ADDED = ("resume=auto", "hydra.mode=RUN")
 _FOLDER, _RECORD = ".submissions", "submission.json"
@@ -125,12 +111,8 @@ class Submission:
 def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
     """Prevents other processes from submitting runs to the same folder at the same time.
 
-    Args:
-        outputs: Folder of the runs.
-        patience: Maximum time to wait for another process, in seconds.
-
     Raises:
-        ConfigError: If the folder cannot be created, or another process holds the lock for longer.
+        ConfigError: If the folder cannot be created, or another process holds the lock for ``patience`` seconds.
     """
     folder, until = outputs / _FOLDER, time.monotonic() + patience
     try:
@@ -192,11 +174,7 @@ def near(path: Path) -> Path:
 
 
 def find_submission(outputs: Path, name: str | None) -> Submission:
-    """Reads the record of a submission.
-
-    Args:
-        outputs: Folder of the runs.
-        name: Name of the submission; ``None`` for the newest.
+    """Reads the record of a submission, without a name of the newest.
 
     Raises:
         ConfigError: If the submission does not exist, or its record is invalid.
@@ -218,11 +196,7 @@ def find_submission(outputs: Path, name: str | None) -> Submission:
 
 
 def all_submissions(outputs: Path) -> tuple[list[Submission], dict[str, ConfigError]]:
-    """Submissions with valid records, oldest first, and the errors of the others by name.
-
-    Args:
-        outputs: Folder of the runs.
-    """
+    """Submissions with valid records, oldest first, and the errors of the others by name."""
     found, faults = list[Submission](), dict[str, ConfigError]()
     for record in sorted((outputs / _FOLDER).glob(f"*/{_RECORD}")):
         try:

@@ -52,10 +52,6 @@ def expand(words: Sequence[str], multirun: bool) -> list[tuple[str, ...]]:
 
     Call it inside :func:`scripts.choices.composing`.
 
-    Args:
-        words: Arguments as typed.
-        multirun: Whether ``-m`` was given.
-
     Raises:
         HydraException: If an argument cannot be parsed, or a sweep is continuous.
     """

@@ -132,19 +132,6 @@ def test_the_list_has_every_benchmark(capsys: Any) -> None:
     assert not {"timing", "schedules"} & bench.benchmarks().keys()  # shared code
 
 
-@pytest.mark.parametrize("name", ["compression", "kernels"])
-def test_only_benchmarks_of_several_workers_want_a_rank(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    assert bench.parse([name])[1].threads == 1
-
-
-def test_the_help_of_a_benchmark_is_its_own(capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        bench.main(["kernels", "--help"])
-    assert ended.value.code == 0
-    assert "--densities" in capsys.readouterr().out
-
-
 def test_ids_of_measurements_name_benchmarks() -> None:
     assert bench.current(["scripts/bench_sync.py", "--a b"]) == ["scripts/bench.py", "sync", "--a b"]
     assert bench.current(["train.py", "x"]) == ["train.py", "x"]

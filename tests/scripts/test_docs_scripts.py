@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -93,12 +92,6 @@ def test_missing_files_are_reported(tree: Path, program: Any, monkeypatch: pytes
 def test_wrong_input_is_one_line(name: str, complaint: str, tree: Path, program: Any) -> None:
     (tree / HOOKS).write_text("no marks")
     assert program("docs", "--check", name) == (2, "", f"error: {complaint}\n")
-
-
-@pytest.mark.parametrize("words", [[], ["--write", "--check"], ["--list", "--check"]])
-def test_exactly_one_action_is_required(words: list[str], program: Any) -> None:
-    with pytest.raises(SystemExit):
-        program("docs", *words)
 
 
 def test_list_names_every_page_with_marks(program: Any) -> None:
@@ -263,18 +256,3 @@ def test_below_the_break_even_bandwidth_a_sparse_method_wins() -> None:
 def test_what_always_pays_and_what_never_does() -> None:
     assert tables.break_even(profile(), 8, line(1e9, 0.0)) == "never"
     assert tables.break_even(profile().scaled(1e-9), 8, line(0.0, 0.0)) == "400 and more"
-
-
-def test_the_file_of_times_has_all_that_the_tables_ask_for() -> None:
-    for workers in tables.WORKERS:
-        found = tables.advise(profile(), 1, workers, compressing=tables.measured(workers))
-        assert all(math.isfinite(choice.seconds) for choice in found.choices)
-
-
-def test_what_a_gpu_is_assumed_to_take() -> None:
-    line = tables.COMPRESSING["spardl"]
-    for workers in (4, 64):
-        seconds = tables.assumed(workers)("spardl", {"density": 0.01})
-        assert seconds(1) == pytest.approx(line.start + workers * line.worker, rel=1e-3)
-        assert seconds(10**6) - seconds(1) == pytest.approx(1e6 * line.entry, rel=0.05)
-    assert tables.assumed(4)("bf16", {}) == tables.ASSUMED_CAST

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import re
 import signal
-import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -19,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts import netlab as script
-from scripts.labs.delay_line import PACKET, Held, acceptance, attribute, binding, check, message, packet_number
+from scripts.labs.delay_line import Held
 from scripts.labs.first_process import Lab, tool
 from tests.support.labs import (
     BAD_INPUT,
@@ -282,12 +280,6 @@ def test_a_machine_without_the_programs_is_told_what_to_install(
     assert capsys.readouterr().err == error
 
 
-def test_programs_of_administrators_are_found_without_their_path(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.setattr("shutil.which", lambda name, path: f"{path}/{name}")
-    assert tool("tc") == ":/usr/sbin:/sbin/tc"
-
-
 @in_a_lab
 def test_without_permission_the_line_says_what_to_do() -> None:
     """In a user namespace that allows no network namespace, neither way is open."""
@@ -431,14 +423,6 @@ def test_the_delay_line_ends_with_its_lab(beside: Started, number: signal.Signal
     until(lambda: not Path(f"/proc/{line}").exists())
 
 
-@delayed
-def test_a_queue_has_one_owner() -> None:
-    again = f"[ $RANK = 1 ] || exec {sys.executable} {ROOT}/scripts/labs/delay_line.py 1 netlab-w0"
-    done = run_delayed("--", "sh", "-c", again)
-    assert done.returncode == 1
-    assert done.stdout == "[Errno 1] Operation not permitted\n"
-
-
 @given(
     st.lists(st.tuples(st.floats(0, 10), st.booleans()), max_size=30),
     st.floats(0.001, 5),
@@ -457,38 +441,6 @@ def test_packets_are_held_as_long_as_asked_for_and_in_order(steps: list[tuple[fl
         assert last == (late[-1] if len(late) > gone else None)
         gone = len(late)
         assert held.due() == (arrived[gone] + delay if gone < len(arrived) else None)
-
-
-def of_kernel(kind: int, *attributes: bytes) -> bytes:
-    return message(kind, 0, *attributes)
-
-
-@given(st.integers(0, 2**32 - 1), st.lists(st.binary(max_size=9), max_size=3))
-def test_a_packets_number_is_found_behind_other_attributes(number: int, others: list[bytes]) -> None:
-    before = [struct.pack("=HH", 4 + len(value), 7) + value + bytes(-len(value) % 4) for value in others]
-    assert packet_number(of_kernel(PACKET, *before, attribute(1, "IHB", number, 0x800, 1), *before)) == number
-
-
-def test_other_messages_are_errors() -> None:
-    refusal = struct.pack("=IHHIIi", 36, 2, 0, 0, 0, -errno.ENOBUFS) + bytes(16)
-    for read in (packet_number, check):
-        with pytest.raises(OSError, match="No buffer space"):
-            read(refusal)
-    check(struct.pack("=IHHIIi", 36, 2, 0, 0, 0, 0) + bytes(16))
-    with pytest.raises(OSError, match="has no packet number"):
-        packet_number(of_kernel(PACKET, attribute(3, "I", 5)))
-
-
-def test_messages_have_the_layout_of_the_kernel() -> None:
-    """As linux/netlink.h and linux/netfilter/nfnetlink_queue.h say."""
-    assert acceptance(258) == struct.pack("=IHHII", 32, 0x303, 1, 0, 0) + bytes(4) + struct.pack(
-        "=HH", 12, 2
-    ) + bytes.fromhex("00000001 00000102")
-    text = binding()
-    assert struct.unpack_from("=IHH", text) == (len(text), 0x302, 5)
-    assert len(text) % 4 == 0
-    assert bytes.fromhex("01000002") in text[20:]  # bind, IPv4
-    assert struct.pack("=HH", 9, 2) + bytes.fromhex("00000000 01") in text  # no data
 
 
 def test_only_a_delay_needs_iptables(

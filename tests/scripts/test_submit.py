@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import fcntl
 import json
-import math
 import os
 import re
 import signal
@@ -60,19 +59,12 @@ def test_a_configuration_that_is_a_sweep(sweeps: Any) -> None:
     assert all(run[1] == "experiment=sparse_communication_study" and run[0].startswith("+point=") for run in runs)
 
 
-@pytest.mark.slow
-def test_the_id_is_the_same_wherever_a_run_is(sweeps: Any) -> None:
+def test_what_a_run_is_and_how_many_processes_it_needs(sweeps: Any) -> None:
     names = ("process_group", "slurm", "local")
     slurm, group, local = (sweeps.plan([f"cluster={name}", "cluster.workers=3"]) for name in names)
     assert slurm.id == group.id == local.id
     assert [run.tasks for run in (slurm, group, local)] == [3, 3, 3]
-    assert (sweeps.plan(["cluster=slurm"]).tasks, sweeps.plan(["cluster=simulated", "cluster.workers=14"]).tasks) == (
-        4,
-        1,
-    )
-
-
-def test_words_stay_as_typed(sweeps: Any) -> None:
+    assert sweeps.plan(["cluster=simulated", "cluster.workers=14"]).tasks == 1
     planned = sweeps.plan(["cluster=slurm", "logger.tags=['a b', c]"])
     assert planned.tasks == 4
     assert planned.words == ("cluster=slurm", "logger.tags=['a b', c]", "resume=auto", "hydra.mode=RUN")
@@ -225,23 +217,6 @@ def test_jobs_without_a_record_are_found(
     assert f"waits or runs in submission {record.parent.name}" in capsys.readouterr().out
 
 
-@pytest.mark.slow
-def test_what_waits_or_runs_is_not_submitted_again(
-    queued: Path, submit: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ("-m", "seed=1,2,3", f"output_dir={tmp_path / 'out'}")
-    assert submit(*words[:1], "seed=1,2", "cluster=slurm", words[2]) == 0
-    first = re.findall(r"^submission (\S+):", capsys.readouterr().out, re.MULTILINE)[0]
-    (queued / "batch.sh").unlink()
-    assert submit(*words[:1], "seed=1,2", "cluster=slurm", words[2], "force=true") == 0
-    out = capsys.readouterr().out
-    assert len(re.findall(rf"^skipped: \w{{10}} waits or runs in submission {first}$", out, re.MULTILINE)) == 2
-    assert out.endswith("nothing to submit\n")
-    assert not (queued / "batch.sh").exists()
-    assert submit(*words, "cluster=slurm") == 0
-    assert "submitted job 7: one run" in capsys.readouterr().out
-
-
 def _identity(*words: str) -> str:
     with choices.composing():
         identity: str = sweeping.plan(words).id
@@ -387,21 +362,6 @@ def test_a_broken_record_breaks_only_its_submission(text: str, tmp_path: Path) -
 
 
 @pytest.mark.parametrize(
-    "text", ["[]", '{"status": "finished"}', '{"status": []}', '{"status": "finished", "final": 5}']
-)
-def test_a_broken_summary_breaks_no_table(text: str, tmp_path: Path) -> None:
-    entry = Entry(("seed=1",), "0123456789", 1, "1", "1.txt")
-    made = new_submission(tmp_path, "here", False, {}, [entry])
-    run = Run("0123456789", tmp_path / "x-0123456789")
-    run.folder.mkdir()
-    run.summary_file.write_text(text)
-    run.metrics_file.write_text("[]}")
-    found = standing(made, entry, {})
-    assert found.state in ("finished", "not begun")
-    assert math.isnan(run.metric())
-
-
-@pytest.mark.parametrize(
     ("code", "restarts", "state", "asked"),
     [
         (0, 0, "RUNNING", False),
@@ -525,18 +485,6 @@ def test_the_end_of_a_sweep_here_saves_what_runs(how: str, tmp_path: Path) -> No
     (folder,) = (path.parent for path in tmp_path.glob("*/summary.json"))
     assert json.loads((folder / "summary.json").read_text())["status"] == "stopped"
     assert list(folder.glob("checkpoints/step-*"))
-
-
-@pytest.mark.slow
-def test_a_run_outlives_a_killed_foreground_and_can_be_cancelled(tmp_path: Path) -> None:
-    words = ("training.max_steps=100000", "training.epochs=100000", "cluster.workers=1")
-    with here(*words, outputs=tmp_path) as process:
-        _until(lambda: any(path.read_text().count("\n") > 3 for path in tmp_path.glob("*/metrics.jsonl")))
-        process.kill()
-        process.wait(60)
-        assert [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["running"]
-        assert later("cancel", outputs=tmp_path) == "cancelled: 1 of 1 runs\n"
-        _until(lambda: [row[0] for row in table(later("status", outputs=tmp_path)).values()] == ["stopped"])
 
 
 @pytest.fixture

@@ -37,19 +37,15 @@ HEADER = "| method | P | n | step | rounds | formula | words, mean | formula | w
 
 
 class Line(NamedTuple):
-    """Counts of one step, or of several steps with equal costs.
+    """Counts of one step, or of several steps with equal costs, as minimum and maximum over these steps.
 
     Attributes:
-        method: Choice of ``compressor=``.
-        workers: Number of workers (P).
-        length: Number of entries (n).
-        steps: Numbers of the steps.
         published: Published formula for the mean over all workers.
         limits: Limits for each worker.
-        rounds: Counted rounds, as minimum and maximum over workers and steps.
-        words: Counted words, as minimum and maximum over workers and steps.
-        mean: Mean words over all workers, as minimum and maximum over steps.
-        path: Words on the longest path through all workers, as minimum and maximum over steps.
+        rounds: Counted rounds, also over all workers.
+        words: Counted words, also over all workers.
+        mean: Mean words over all workers.
+        path: Words on the longest path through all workers.
     """
 
     method: str
@@ -97,13 +93,7 @@ def layout_for(workers: int) -> Layout:
 
 
 def measure(name: str, method: Method, workers: int, steps: Iterable[int] = range(STEPS)) -> Iterator[Line]:
-    """Runs some steps, and compares the counts with the formula.
-
-    Args:
-        name: Name of the method.
-        method: Method without dense warm-up.
-        workers: Number of workers (P).
-        steps: Numbers of those to run, increasing.
+    """Runs the steps with these increasing numbers, and compares the counts with the formula.
 
     Yields:
         A line for each kind of step, the kinds in the order of their first steps.
@@ -125,13 +115,7 @@ def measure(name: str, method: Method, workers: int, steps: Iterable[int] = rang
 def synchronized(
     method: Method, layout: Layout, workers: int, steps: Iterable[int]
 ) -> Iterator[tuple[int, SimulatedCluster]]:
-    """Synchronizes random gradients, without residual.
-
-    Args:
-        method: Method without dense warm-up.
-        layout: Shapes of the tensors in the gradients.
-        workers: Number of workers (P).
-        steps: The numbers of the steps to run, increasing; those between are left out.
+    """Synchronizes random gradients in steps with these increasing numbers, without residual and dense warm-up.
 
     Yields:
         A step's number, and the cluster it ran in, and nothing else: on links of 1 Gbit/s, without latency.

@@ -57,10 +57,7 @@ PRIVATE_USER = ("--user", "--map-root-user", *PRIVATE)
 
 
 def demand(packages: Mapping[str, str]) -> None:
-    """Checks that the programs of a lab are installed.
-
-    Args:
-        packages: Debian package of each program.
+    """Checks that programs are installed, given the Debian package of each.
 
     Raises:
         LabError: If a program is missing.
@@ -72,10 +69,7 @@ def demand(packages: Mapping[str, str]) -> None:
 
 
 def isolation(user_namespace: bool) -> list[str]:
-    """Returns the command prefix that starts a process in new namespaces.
-
-    Args:
-        user_namespace: Whether to use a user namespace even as root, who does not need one.
+    """Returns the command prefix that starts a process in new namespaces; root does not need a user namespace.
 
     Raises:
         LabError: If this machine does not allow new namespaces.
@@ -140,11 +134,7 @@ class Parser(argparse.ArgumentParser):
     """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises an error for an invalid command line.
-
-        Raises:
-            LabError: always.
-        """
+        """Raises a ``LabError``."""
         raise LabError(f"{message}; see {self.prog} --help")
 
 

@@ -74,7 +74,6 @@ PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 READY = """\
 ready after {seconds:.0f} s: {nodes} idle nodes of 4 virtual CPUs, partition lab
 use it in this shell:   eval "$(python scripts/slurm_lab.py env{folder})"
-try it:                 sinfo; python scripts/submit.py compressor=spardl training.max_steps=20 cluster=slurm
 remove it:              python scripts/slurm_lab.py down{folder}"""
 
 
@@ -83,11 +82,7 @@ FOLDER = Path(tempfile.gettempdir()) / "spardl-slurm"
 
 @dataclass(frozen=True)
 class Lab:
-    """A Slurm installation in one folder.
-
-    Attributes:
-        folder: Absolute path of the folder with all files of the lab.
-    """
+    """A Slurm installation in one folder, an absolute path."""
 
     folder: Path
 
@@ -147,14 +142,10 @@ class Lab:
 
 
 def up(lab: Lab, nodes: int) -> None:
-    """Starts all daemons.
-
-    Args:
-        lab: The lab to start; its folder must not exist.
-        nodes: Number of virtual nodes.
+    """Starts all daemons of a new lab; after an error, no files or processes remain.
 
     Raises:
-        LabError: If the lab cannot be set up; no files or processes remain.
+        LabError: If the lab cannot be set up.
     """
     if not 1 <= nodes <= MOST_NODES:
         raise LabError(f"--nodes must be from 1 to {MOST_NODES}, got {nodes}")

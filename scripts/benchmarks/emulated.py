@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.commands.profile import Job
 
-__all__ = ["Emulated", "from_profile"]
-
 
 class _Pass(torch.autograd.Function):
     """A layer whose output does not depend on its weights, but whose weights get a gradient."""

@@ -1,9 +1,9 @@
 """Runs a benchmark, one of the modules of scripts/benchmarks/ that have a function ``run``.
 
 python scripts/bench.py --list
-python scripts/bench.py merge --entries 14700000 --density 0.01 --json merge.json
-python scripts/bench.py merge --help
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1
+python scripts/bench.py kernels --entries 14700000 --json kernels.json
+python scripts/bench.py kernels --help
+python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py sync --gbit 1
 """
 
 from __future__ import annotations

@@ -22,8 +22,6 @@ from spardl.basics.errors import ConfigError
 from spardl.method.method import Method
 from trainer.build import CONFIGURATIONS, build_method
 
-__all__ = ["REFUSALS", "build", "complain", "composed", "composing", "names"]
-
 
 def names() -> list[str]:
     """Returns all choices of the group ``compressor``, in alphabetical order."""

@@ -20,6 +20,7 @@ from typing import NamedTuple
 import torch
 
 from scripts import choices
+from scripts.benchmarks.timing import positive
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.method.method import Method
@@ -32,36 +33,19 @@ DENSITY = 0.02
 # The words of counts (P log P in total) must be few compared with k, and P vectors of n entries must fit into memory.
 KEPT_PER_WORKER = 8
 BYTES_PER_SECOND = 1e9 / 8  # bandwidth of the simulated links
-HEADER = (
-    "method",
-    "P",
-    "n",
-    "step",
-    "rounds",
-    "formula",
-    "words, mean",
-    "formula",
-    "words",
-    "limits",
-    "longest path",
-    "",
-)
+HEADER = "| method | P | n | step | rounds | formula | words, mean | formula | words | limits | longest path |  |"
 
 
 class Line(NamedTuple):
-    """Counts of one step, or of several steps with equal costs.
+    """Counts of one step, or of several steps with equal costs, as minimum and maximum over these steps.
 
     Attributes:
-        method: Choice of ``compressor=``.
-        workers: Number of workers (P).
-        length: Number of entries (n).
-        steps: Numbers of the steps.
         published: Published formula for the mean over all workers.
         limits: Limits for each worker.
-        rounds: Counted rounds, as minimum and maximum over workers and steps.
-        words: Counted words, as minimum and maximum over workers and steps.
-        mean: Mean words over all workers, as minimum and maximum over steps.
-        path: Words on the longest path through all workers, as minimum and maximum over steps.
+        rounds: Counted rounds, also over all workers.
+        words: Counted words, also over all workers.
+        mean: Mean words over all workers.
+        path: Words on the longest path through all workers.
     """
 
     method: str
@@ -109,13 +93,7 @@ def layout_for(workers: int) -> Layout:
 
 
 def measure(name: str, method: Method, workers: int, steps: Iterable[int] = range(STEPS)) -> Iterator[Line]:
-    """Runs some steps, and compares the counts with the formula.
-
-    Args:
-        name: Name of the method.
-        method: Method without dense warm-up.
-        workers: Number of workers (P).
-        steps: Numbers of those to run, increasing.
+    """Runs the steps with these increasing numbers, and compares the counts with the formula.
 
     Yields:
         A line for each kind of step, the kinds in the order of their first steps.
@@ -137,13 +115,7 @@ def measure(name: str, method: Method, workers: int, steps: Iterable[int] = rang
 def synchronized(
     method: Method, layout: Layout, workers: int, steps: Iterable[int]
 ) -> Iterator[tuple[int, SimulatedCluster]]:
-    """Synchronizes random gradients, without residual.
-
-    Args:
-        method: Method without dense warm-up.
-        layout: Shapes of the tensors in the gradients.
-        workers: Number of workers (P).
-        steps: The numbers of the steps to run, increasing; those between are left out.
+    """Synchronizes random gradients in steps with these increasing numbers, without residual and dense warm-up.
 
     Yields:
         A step's number, and the cluster it ran in, and nothing else: on links of 1 Gbit/s, without latency.
@@ -195,28 +167,22 @@ def _density(name: str) -> list[str]:
     return [f"compressor.density={DENSITY}"] if "density" in fields else []
 
 
-def workers_of(text: str) -> list[int]:
-    """Returns the numbers of workers, with commas between them.
-
-    Raises:
-        ConfigError: If one is not an integer, at least 1.
-    """
-    if not all(part.isdecimal() and int(part) for part in text.split(",")):
-        raise ConfigError(f"--workers must be a comma-separated list of positive integers, got {text!r}")
-    return [int(part) for part in text.split(",")]
+def counts_of(text: str) -> list[int]:
+    """Parses a comma-separated list of positive integers."""
+    return [positive(word) for word in text.split(",")]
 
 
 def main() -> int:
     """Prints the table line by line, and returns the exit code."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default=",".join(choices.names()), help="comma-separated choices of compressor=")
-    parser.add_argument("--workers", default=",".join(map(str, WORKERS)), help="comma-separated numbers of workers")
+    parser.add_argument("--workers", type=counts_of, default=WORKERS, help="comma-separated numbers of workers")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     differing = 0
-    print("| " + " | ".join(HEADER) + " |\n|" + "---|" * len(HEADER), flush=True)
+    print(f"{HEADER}\n|{'---|' * 12}", flush=True)
     try:
-        for line in lines(arguments.methods.split(","), workers_of(arguments.workers)):
+        for line in lines(arguments.methods.split(","), arguments.workers):
             print(line.text(), flush=True)
             differing += not line.holds
     except ConfigError as error:

@@ -24,8 +24,8 @@ from typing import NamedTuple, cast
 
 import torch
 
-from scripts import break_even, choices, learning
-from scripts.benchmarks import hooks, schedules
+from scripts import choices, learning
+from scripts.benchmarks import hooks
 from scripts.evidence.figure import figure
 from scripts.evidence.plans import overview_in
 from scripts.exhibits.base import Exhibit, Results
@@ -36,7 +36,7 @@ from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.working import answer
-from scripts.pages import frontier, methods, quotes
+from scripts.pages import break_even, frontier, methods, quotes
 from scripts.pages.marked import replace
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
@@ -61,16 +61,6 @@ class Page(NamedTuple):
 
 def _learning_page(path: str, text: str) -> str:
     return learning.page(path, text, on_record(RECORDS / "learning.jsonl"))
-
-
-def _break_even_page(text: str) -> str:
-    return replace(text, "break-even", break_even.tables())
-
-
-def _timeline_page(text: str) -> str:
-    for name, content in schedules.sections().items():
-        text = replace(text, name, content)
-    return text
 
 
 def _hooks_page(text: str) -> str:
@@ -115,11 +105,10 @@ PAGES: Mapping[str, Page] = MappingProxyType(
         "docs/choosing-a-method.md": Page(_LEARNING, partial(_learning_page, "docs/choosing-a-method.md")),
         "docs/methods.md": Page("the methods and scripts/pages/methods.yaml", methods.generate),
         "docs/reliability.md": Page("docs/results/injections.json", _reliability_page),
-        "docs/tables/break-even.md": Page("scripts/profiles/*.json", _break_even_page),
+        "docs/tables/break-even.md": Page("scripts/profiles/*.json", break_even.page),
         "docs/tables/claims.md": Page("docs/tables/claims.md.j2 and docs/results/*.jsonl", _claims_page),
         "docs/tables/frontier.md": Page("docs/results/laptop.jsonl", _frontier_page),
         "docs/tables/learning.md": Page(_LEARNING, partial(_learning_page, "docs/tables/learning.md")),
-        "docs/tables/timeline.md": Page("scripts/profiles/*.json", _timeline_page),
         "docs/tables/torch-hooks.md": Page("docs/results/torch-hooks.json", _hooks_page),
         "spardl/method/names.py": Page("the methods", lambda _: methods.names()),
     }

@@ -3,7 +3,6 @@
 python scripts/netlab.py run --workers 4 --gbit 1 -- python train.py compressor=spardl
 python scripts/netlab.py run --workers 4 --gbit 1 --delay-ms 0.5 -- python train.py compressor=spardl
 python scripts/netlab.py run --workers 2 --gbit inf --json traffic.json -- python program.py
-python scripts/netlab.py clean
 
 The environment of each worker has RANK, WORLD_SIZE, MASTER_ADDR and so on, as torchrun would set them: any program
 that initializes torch.distributed with env:// works. Worker 0 writes to this terminal; the lines of the others go to
@@ -15,24 +14,22 @@ With a delay, a process of the lab (labs/delay_line.py) holds back IPv4 packets 
 takes twice the delay. If that process ends, the lab ends with its exit code and an error.
 
 A lab has separate network, mount and process namespaces (and a user namespace without root): labs do not see each
-other, and a lab ends with its first process, whatever ends that. The first process watches the launcher, the process
-started here, and terminates the workers within 10 s if the launcher is gone, even after kill -9. "clean" ends such labs
-at once. Inside a lab, /run is empty and only the other workers can be reached.
+other, and a lab ends with its first process, whatever ends that. The first process watches the process started here,
+and terminates the workers within 10 s if it is gone, even after kill -9. Inside a lab, /run is empty and only the other
+workers can be reached.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import NoReturn
@@ -49,11 +46,10 @@ from scripts.labs.first_process import (
     LabError,
     attempt,
     exit_code,
-    status,
     tool,
 )
 
-FIRST_PROCESS, LAUNCHER = Path(first_process.__file__).resolve(), "--launcher="
+FIRST_PROCESS = Path(first_process.__file__).resolve()
 PACKAGES = {"unshare": "util-linux", "mount": "mount", "ip": "iproute2", "tc": "iproute2"}  # of the programs needed
 PACKAGES_FOR_DELAY = {"iptables": "iptables"}
 PRIVATE = ("--net", "--mount", "--pid", "--fork", "--kill-child", "--mount-proc")
@@ -61,10 +57,7 @@ PRIVATE_USER = ("--user", "--map-root-user", *PRIVATE)
 
 
 def demand(packages: Mapping[str, str]) -> None:
-    """Checks that the programs of a lab are installed.
-
-    Args:
-        packages: Debian package of each program.
+    """Checks that programs are installed, given the Debian package of each.
 
     Raises:
         LabError: If a program is missing.
@@ -76,10 +69,7 @@ def demand(packages: Mapping[str, str]) -> None:
 
 
 def isolation(user_namespace: bool) -> list[str]:
-    """Returns the command prefix that starts a process in new namespaces.
-
-    Args:
-        user_namespace: Whether to use a user namespace even as root, who does not need one.
+    """Returns the command prefix that starts a process in new namespaces; root does not need a user namespace.
 
     Raises:
         LabError: If this machine does not allow new namespaces.
@@ -114,10 +104,10 @@ def run(arguments: argparse.Namespace) -> int:
         raise LabError(f"--json {arguments.json}: create the folder {arguments.json.parent} first")
     demand({**PACKAGES, **PACKAGES_FOR_DELAY} if lab.delay_ms else PACKAGES)
     way = isolation(arguments.user_namespace)
-    for doubt in filter(None, (lab.doubt(), lab.delay_doubt())):
+    for doubt in lab.doubts():
         print(f"warning: {doubt}", file=sys.stderr, flush=True)
     what = [json.dumps(asdict(lab)), str(arguments.json or ""), *arguments.command]
-    return attend([*way, sys.executable, str(FIRST_PROCESS), f"{LAUNCHER}{os.getpid()}", *what], arguments.timeout)
+    return attend([*way, sys.executable, str(FIRST_PROCESS), *what], arguments.timeout)
 
 
 def attend(command: Sequence[str], timeout: float) -> int:
@@ -140,61 +130,11 @@ def attend(command: Sequence[str], timeout: float) -> int:
             process.kill()
 
 
-def clean() -> int:
-    """Kills the labs whose launcher has ended, whether they are running or stopped.
-
-    Returns:
-        The exit code.
-
-    Raises:
-        LabError: If a lab belongs to another user, or its processes do not end.
-    """
-    orphans = [(process, launcher) for process, launcher in labs() if launcher not in ancestors(process)]
-    for process, _ in orphans:
-        try:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
-        except PermissionError as error:
-            raise LabError(
-                f"process {process} belongs to a lab of another user; run clean as that user or as root"
-            ) from error
-    limit = time.monotonic() + GRACE
-    while any(status(process)[:1] not in ([], ["Z"]) for process, _ in orphans):
-        if time.monotonic() > limit:
-            raise LabError(f"killed processes still exist after {GRACE:g} s; run clean again")
-        time.sleep(0.02)
-    print(f"labs ended: {len({launcher for _, launcher in orphans})}")
-    return 0
-
-
-def labs() -> Iterator[tuple[int, int]]:
-    """Process ids of the first process of each lab and of its launcher."""
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            words = (folder / "cmdline").read_bytes().decode(errors="replace").split("\0")
-        except OSError:  # the process has just ended
-            continue
-        for script, launcher in itertools.pairwise(words):
-            if Path(script).name == FIRST_PROCESS.name and launcher.startswith(LAUNCHER):
-                yield int(folder.name), int(launcher.removeprefix(LAUNCHER))
-
-
-def ancestors(process: int) -> Iterator[int]:
-    """Process ids of the ancestors of a process, the parent first."""
-    while fields := status(process):
-        process = int(fields[1])
-        yield process
-
-
 class Parser(argparse.ArgumentParser):
     """Reports an error in one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Raises an error for an invalid command line.
-
-        Raises:
-            LabError: always.
-        """
+        """Raises a ``LabError``."""
         raise LabError(f"{message}; see {self.prog} --help")
 
 
@@ -206,7 +146,7 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     """
     split = words.index("--") if "--" in words else len(words)
     parser = Parser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    actions = parser.add_subparsers(required=True, metavar="{run,clean}")
+    actions = parser.add_subparsers(required=True, metavar="run")
     running = actions.add_parser(
         "run", help="run a command as each of the workers", usage="%(prog)s OPTIONS -- COMMAND"
     )
@@ -218,26 +158,21 @@ def parse(words: Sequence[str]) -> argparse.Namespace:
     running.add_argument(
         "--user-namespace", action="store_true", help="use a user namespace as root also; other users always do"
     )
-    running.set_defaults(action=run)
-    cleaning = actions.add_parser("clean", help="end labs whose launcher was killed")
-    cleaning.set_defaults(action=lambda _: clean())
     arguments = parser.parse_args(words[:split])
     arguments.command = list(words[split + 1 :])
     return arguments
 
 
 def main(words: Sequence[str]) -> int:
-    """Runs a lab, or ends lost ones, and returns the exit code."""
+    """Runs a lab, and returns the exit code."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(TERMINATED))
     try:
-        arguments = parse(words)
-        code: int = arguments.action(arguments)
+        return run(parse(words))
     except (LabError, OSError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return BAD_INPUT
     except KeyboardInterrupt:
         return INTERRUPTED
-    return code
 
 
 if __name__ == "__main__":

@@ -5,9 +5,9 @@ eval "$(python scripts/slurm_lab.py env)"
 sinfo; srun --ntasks=4 hostname
 python scripts/slurm_lab.py down
 
-It needs root and the Debian packages of Slurm and MUNGE, which it installs if apt-get is available. All files are in
-one private folder (--folder): configuration, key, sockets, state and logs. It uses free ports, and changes neither
-/etc/slurm nor a running Slurm. Each virtual node is a separate slurmd; its processors exist only in the configuration.
+It needs root and the Debian packages slurm-wlm and munge. All files are in one private folder (--folder):
+configuration, key, sockets, state and logs. It uses free ports, and changes neither /etc/slurm nor a running Slurm.
+Each virtual node is a separate slurmd; its processors exist only in the configuration.
 
 There is no accounting: sacct fails, as on many small clusters. KillWait is short, and a requeued job starts again
 within seconds (cred_expire).
@@ -25,19 +25,18 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from scripts.labs.first_process import LabError, status
 
-PACKAGES = ("slurm-wlm", "slurmd", "slurmctld", "slurm-client", "munge")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sinfo", "squeue", "scancel", "sbatch", "srun", "scontrol")
 MARK = "SPARDL_SLURM_LAB"  # environment variable of daemons, inherited by their children; not set for users
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130
-# Timeouts in seconds: answer of a daemon, end of jobs, installation.
-ANSWER, END, INSTALL = 30.0, 10.0, 600.0
+# Timeouts in seconds: answer of a daemon, end of jobs.
+ANSWER, END = 30.0, 10.0
 MOST_NODES, LONGEST = 64, 107  # nodes; characters of a socket path, a limit of the kernel
 
 CONFIGURATION = """\
@@ -75,21 +74,15 @@ PartitionName=lab Nodes=ALL Default=YES MaxTime=INFINITE State=UP
 READY = """\
 ready after {seconds:.0f} s: {nodes} idle nodes of 4 virtual CPUs, partition lab
 use it in this shell:   eval "$(python scripts/slurm_lab.py env{folder})"
-try it:                 sinfo; python scripts/submit.py compressor=spardl training.max_steps=20 cluster=slurm
 remove it:              python scripts/slurm_lab.py down{folder}"""
 
 
-def _default_folder() -> Path:
-    return Path(tempfile.gettempdir()) / "spardl-slurm"
+FOLDER = Path(tempfile.gettempdir()) / "spardl-slurm"
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A Slurm installation in one folder.
-
-    Attributes:
-        folder: Absolute path of the folder with all files of the lab.
-    """
+    """A Slurm installation in one folder, an absolute path."""
 
     folder: Path
 
@@ -103,10 +96,9 @@ class Lab:
         """Socket of MUNGE."""
         return self.folder / "munge.socket"
 
-    @property
-    def variables(self) -> dict[str, str]:
-        """Environment variables with which commands and jobs find the lab."""
-        return {"SLURM_CONF": str(self.configuration)}
+    def environment(self, **more: str) -> dict[str, str]:
+        """Environment in which commands and jobs find the lab."""
+        return {**os.environ, "SLURM_CONF": str(self.configuration), **more}
 
     def ask(self, *command: str) -> subprocess.CompletedProcess[str]:
         """Runs a command of Slurm.
@@ -117,7 +109,7 @@ class Lab:
         try:
             return subprocess.run(
                 command,
-                env={**os.environ, **self.variables},
+                env=self.environment(),
                 capture_output=True,
                 text=True,
                 timeout=ANSWER,
@@ -131,7 +123,7 @@ class Lab:
         with (self.folder / "log" / f"{Path(command[0]).name}-start.txt").open("ab") as log:
             return subprocess.Popen(
                 command,
-                env={**os.environ, **self.variables, MARK: str(self.folder)},
+                env=self.environment(**{MARK: str(self.folder)}),
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -141,27 +133,19 @@ class Lab:
 
     def processes(self) -> list[int]:
         """Process ids of the daemons and of their children with the same environment."""
-        return [pid for pid, marked in _marks() if marked == str(self.folder)]
-
-
-def _marks() -> Iterator[tuple[int, str]]:
-    wanted = f"{MARK}=".encode()
-    for pid in _processes():
-        with suppress(OSError):  # the process has ended, or belongs to another user
-            for item in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                if item.startswith(wanted):
-                    yield int(pid), item[len(wanted) :].decode(errors="replace")
+        mark, found = f"{MARK}={self.folder}".encode(), []
+        for pid in _processes():
+            with suppress(OSError):  # the process has ended, or belongs to another user
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    found.append(pid)
+        return found
 
 
 def up(lab: Lab, nodes: int) -> None:
-    """Installs missing packages and starts all daemons.
-
-    Args:
-        lab: The lab to start; its folder must not exist.
-        nodes: Number of virtual nodes.
+    """Starts all daemons of a new lab; after an error, no files or processes remain.
 
     Raises:
-        LabError: If the lab cannot be set up; no files or processes remain.
+        LabError: If the lab cannot be set up.
     """
     if not 1 <= nodes <= MOST_NODES:
         raise LabError(f"--nodes must be from 1 to {MOST_NODES}, got {nodes}")
@@ -169,7 +153,8 @@ def up(lab: Lab, nodes: int) -> None:
         raise LabError(f"--folder {lab.folder} is too long for a socket path; choose a shorter one")
     if os.geteuid():
         raise LabError("the daemons of Slurm need root; run as root in a container or a virtual machine")
-    _install()
+    if missing := [name for name in PROGRAMS if not shutil.which(name)]:
+        raise LabError(f"missing programs: {', '.join(missing)}; install the packages slurm-wlm and munge")
     try:
         lab.folder.mkdir()
         lab.folder.chmod(0o755)  # all users must reach the socket of MUNGE
@@ -182,25 +167,8 @@ def up(lab: Lab, nodes: int) -> None:
         stack.callback(_remove, lab)
         _set_up(lab, nodes)
         stack.pop_all()
-    folder = "" if lab.folder == _default_folder() else f" --folder {shlex.quote(str(lab.folder))}"
+    folder = "" if lab.folder == FOLDER else f" --folder {shlex.quote(str(lab.folder))}"
     print(READY.format(seconds=time.monotonic() - began, nodes=nodes, folder=folder), flush=True)
-
-
-def _install() -> None:
-    missing = [name for name in PROGRAMS if not shutil.which(name)]
-    if not missing:
-        return
-    if not shutil.which("apt-get"):
-        raise LabError(f"missing programs: {', '.join(missing)}; install Slurm and MUNGE")
-    print(f"installing {' '.join(PACKAGES)}", file=sys.stderr, flush=True)
-    command = ["apt-get", "install", "--yes", "--no-install-recommends", *PACKAGES]
-    environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
-    for attempt in (command, ["apt-get", "update"], command):
-        done = subprocess.run(attempt, env=environment, capture_output=True, text=True, timeout=INSTALL, check=False)
-        if attempt is command and done.returncode == 0:
-            return
-    reason = (done.stderr.strip().splitlines() or ["no reason given"])[-1]
-    raise LabError(f"apt-get cannot install {' '.join(PACKAGES)}: {reason}")
 
 
 def _set_up(lab: Lab, nodes: int) -> None:
@@ -221,12 +189,10 @@ def _set_up(lab: Lab, nodes: int) -> None:
     daemons += [lab.start("slurmd", "-D", "-N", f"n{number}") for number in range(nodes)]
 
     def ready() -> bool:
-        if any(daemon.poll() is not None for daemon in daemons):
-            raise LabError(f"a daemon of Slurm exited: {_last_error(lab.folder / 'log')}; see {lab.folder}/log")
         idle = lab.ask("sinfo", "--noheader", "--Node", "--format=%N %t").stdout.split("\n")
         return sum(line.endswith(" idle") for line in idle) == nodes
 
-    _await(ready, f"{nodes} idle nodes; see {lab.folder}/log")
+    _await(ready, daemons, lab)
 
 
 def _start_munge(lab: Lab) -> None:
@@ -244,12 +210,7 @@ def _start_munge(lab: Lab) -> None:
         f"--seed-file={lab.folder}/munge.seed",
     )
 
-    def ready() -> bool:
-        if daemon.poll() is not None:
-            raise LabError(f"munged exited: {_last_error(lab.folder / 'log')}; see {lab.folder}/log")
-        return lab.socket.exists()
-
-    _await(ready, "munged")
+    _await(lab.socket.exists, [daemon], lab)
 
 
 def _free_ports(count: int) -> list[int]:
@@ -267,11 +228,19 @@ def _last_error(logs: Path) -> str:
     return (errors or lines or ["its log is empty"])[-1].strip()
 
 
-def _await(holds: Callable[[], bool], what: str) -> None:
+def _await(ready: Callable[[], bool], daemons: Sequence[subprocess.Popen[bytes]], lab: Lab) -> None:
+    """Waits until daemons are ready.
+
+    Raises:
+        LabError: If one of them exits, or they are not ready in time.
+    """
     until = time.monotonic() + ANSWER
-    while not holds():
+    while not ready():
+        names = ", ".join(dict.fromkeys(str(daemon.args[0]) for daemon in daemons if isinstance(daemon.args, tuple)))
+        if any(daemon.poll() is not None for daemon in daemons):
+            raise LabError(f"one of {names} exited: {_last_error(lab.folder / 'log')}; see {lab.folder}/log")
         if time.monotonic() > until:
-            raise LabError(f"timed out after {ANSWER:g} s waiting for {what}")
+            raise LabError(f"{names} not ready within {ANSWER:g} s; see {lab.folder}/log")
         time.sleep(0.1)
 
 
@@ -319,12 +288,12 @@ def _end_jobs(lab: Lab) -> None:
         time.sleep(0.2)
 
 
-def _processes() -> list[str]:
-    return [path.name for path in Path("/proc").glob("[0-9]*")]
+def _processes() -> list[int]:
+    return [int(path.name) for path in Path("/proc").glob("[0-9]*")]
 
 
 def _with_descendants(roots: list[int]) -> set[int]:
-    parents = {pid: fields[1] for pid in map(int, _processes()) if (fields := status(pid))}
+    parents = {pid: fields[1] for pid in _processes() if (fields := status(pid))}
     found = set(roots)
     while more := {pid for pid, parent in parents.items() if int(parent) in found} - found:
         found |= more
@@ -336,30 +305,28 @@ def _lives(pid: int) -> bool:
 
 
 def env(lab: Lab) -> None:
-    """Prints shell commands that set the environment variables of the lab.
+    """Prints the shell command that sets the environment variable of the lab.
 
     Raises:
         LabError: If the lab does not exist.
     """
     if not lab.configuration.exists():
         raise LabError(f"no lab in {lab.folder}; start one with: python scripts/slurm_lab.py up")
-    for name, value in lab.variables.items():
-        print(f"export {name}={shlex.quote(value)}")
+    print(f"export SLURM_CONF={shlex.quote(str(lab.configuration))}")
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     commands = parser.add_subparsers(dest="command", required=True)
-    starting = commands.add_parser("up", help="install missing packages and start")
+    starting = commands.add_parser("up", help="start all daemons")
     starting.add_argument("--nodes", type=int, default=4, help="virtual nodes (default: 4)")
     starting.set_defaults(act=lambda lab, arguments: up(lab, arguments.nodes))
     commands.add_parser("down", help="stop all daemons and remove the folder").set_defaults(
         act=lambda lab, _: down(lab)
     )
     commands.add_parser("env", help="print the variables to export").set_defaults(act=lambda lab, _: env(lab))
-    default = _default_folder()
     for command in commands.choices.values():
-        command.add_argument("--folder", type=Path, default=default, help=f"default: {default}")
+        command.add_argument("--folder", type=Path, default=FOLDER, help=f"default: {FOLDER}")
     return parser
 
 

@@ -130,22 +130,20 @@ def _live(outputs: Path, wanted: Collection[str]) -> dict[str, Submission]:
     """Submissions of the wanted runs that already wait or run, by run id."""
     found = dict[str, Submission]()
     for recorded in all_submissions(outputs)[0]:
-        if recorded.place not in PLACES or not any(entry.id in wanted for entry in recorded.entries):
+        if not any(entry.id in wanted for entry in recorded.entries):
             continue
         place = PLACES[recorded.place]()
         submission = place.recover(recorded)
         if any(entry.job for entry in submission.entries):
             queue = place.queue(submission)
-            known = {job for job, state in queue.items() if state is not Queued.UNKNOWN}
+            known = {name for name, job in queue.items() if job.state is not Queued.UNKNOWN}
             found |= {entry.id: submission for entry in submission.entries if entry.job in known}
     return found
 
 
 def _stand(submission: Submission, place: Place) -> list[Standing]:
     queue = place.queue(submission)
-    waiting = Queued.WAITING in queue.values()
-    reasons = place.reasons(submission) if waiting else {}
-    return [standing(submission, entry, queue, reasons) for entry in submission.entries]
+    return [standing(submission, entry, queue) for entry in submission.entries]
 
 
 def status(submission: Submission, place: Place, arguments: argparse.Namespace) -> int:
@@ -206,10 +204,6 @@ def _attend(name: str, words: Sequence[str]) -> int:
     arguments = _later_parser(name).parse_args([word for word in words if word not in settings])
     arguments.settings = settings
     submission = find_submission(arguments.outputs.absolute(), arguments.submission)
-    if submission.place not in PLACES:
-        raise ConfigError(
-            f"submission {submission.name} has the place {submission.place!r}; expected {' or '.join(PLACES)}"
-        )
     place = PLACES[submission.place]()
     return COMMANDS[name](place.recover(submission), place, arguments)
 

@@ -49,14 +49,7 @@ def begin(plan: Plan, case: str, seed: int, steps: int) -> PlainLoop:
 
 
 def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[dict[str, Any]]:
-    """Trains and evaluates at regular intervals.
-
-    Args:
-        plan: Plan of the training.
-        case: Method of averaging gradients.
-        seed: Seed of weights, order and dropout.
-        steps: Number of training steps.
-        every: Steps between two tests; the last step is always tested.
+    """Trains, and tests every some steps and after the last.
 
     Returns:
         For each test: ``step``, ``seconds`` of training so far, bytes ``sent`` per worker so far, and the metrics.

@@ -6,7 +6,6 @@ unlike a worker with a GPU. Here, passes only sleep, so any number of workers fi
 
 from __future__ import annotations
 
-import argparse
 import time
 from itertools import pairwise
 from pathlib import Path
@@ -17,8 +16,6 @@ from torch import Tensor, nn
 
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.commands.profile import Job
-
-__all__ = ["Emulated", "from_profile"]
 
 
 class _Pass(torch.autograd.Function):
@@ -71,10 +68,10 @@ class Emulated(nn.Module):
         return passed
 
 
-def from_profile(path: str, arguments: argparse.Namespace) -> Job:
-    """Returns the model of a profile, with passes of ``--compute`` seconds in all."""
+def from_profile(path: str, seconds: float | None = None) -> Job:
+    """Returns the model of a profile, scaled to the given seconds of both passes."""
     profile = Profile.read(Path(path))
-    if arguments.compute is not None:
-        profile = profile.scaled(arguments.compute)
+    if seconds is not None:
+        profile = profile.scaled(seconds)
     inputs = torch.zeros(1, requires_grad=True)
     return Job(Emulated(profile), {"inputs": inputs}, lambda model, data: model(data["inputs"]).sum())

@@ -60,11 +60,7 @@ LAST = 10  # steps at the end whose mean is the final training loss
 
 @dataclass
 class Case(PlainLoop):
-    """One case with its own model on one worker.
-
-    Attributes:
-        turns: Measured repetitions of the case.
-    """
+    """One case with its own model on one worker, and its measured turns."""
 
     turns: list[Turn] = field(default_factory=list, kw_only=True)
 

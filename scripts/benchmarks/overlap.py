@@ -1,20 +1,14 @@
 """Measures how much communication each schedule overlaps, compared with the prediction of the timeline model.
 
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1
 python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1 \
-    --model torchvision:vgg11 --size 64 --methods none,spardl --schedules after_backward,wfbp,dear --json overlap.json
+    --model profile:scripts/profiles/resnet50.json --compute 1.2 --schedules after_backward,wfbp,dear --json found.json
 
-Runs as one of several workers, identified by RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT. The cases run in turns,
-so that other load affects them alike; figures are medians over the rounds, with minimum and maximum. The prediction
-uses earlier measurements by all workers at once: a profile of the model, latency and bandwidth of a round of messages,
-and the computation time of each method. The ideal overlaps the bytes at the measured bandwidth perfectly with both
-passes; the bound does so at the bandwidth of --gbit.
-
-Workers that share few cores slow each other down. With profile:FILE they sleep for the times of a profile instead of
-computing, as if each had a GPU; gradients and messages are real:
-
-python scripts/netlab.py run --workers 4 --gbit 1 -- python scripts/bench.py overlap --gbit 1 \
-    --model profile:scripts/profiles/resnet50.json --compute 1.2 --schedules after_backward,wfbp,dear
+Workers sleep for the times of a profile instead of computing, as if each had a GPU: those that share few cores would
+slow each other down. Gradients and messages are real. Runs as one of several workers, identified by RANK, WORLD_SIZE,
+MASTER_ADDR and MASTER_PORT. The cases run in turns, so that other load affects them alike; figures are medians over the
+rounds, with minimum and maximum. The prediction uses earlier measurements by all workers at once: a profile of the
+model, latency and bandwidth of a round of messages, and the computation time of each method. The ideal overlaps the
+bytes at the measured bandwidth perfectly with both passes; the bound does so at the bandwidth of --gbit.
 
 With --streams 1,2,4 every case runs with each of these numbers of streams. The prediction is for one stream:
 
@@ -40,7 +34,6 @@ from hydra.utils import instantiate
 from scripts import choices
 from scripts.benchmarks.emulated import from_profile
 from scripts.benchmarks.timing import measured_network, positive
-from scripts.profile_model import SOURCES as MODELS
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, ProcessGroupCluster, gather_rows
 from spardl.clusters.profile import Profile
@@ -65,7 +58,6 @@ from spardl.vector.layout import Layout
 from trainer.targets import importable
 
 Clusters = Mapping[int, ProcessGroupCluster]
-SOURCES = {**MODELS, "profile": from_profile}
 LOCAL = (Phase.SELECT, Phase.PACK, Phase.MERGE)
 # Steps before the timed ones, after which schedules that calibrate have settled.
 SETTLING = 8
@@ -73,17 +65,7 @@ SETTLING = 8
 
 @dataclass
 class Case:
-    """One method under one schedule.
-
-    Attributes:
-        method: Choice of ``compressor=``.
-        schedule: Choice of ``schedule=``.
-        synchronizer: Engine of the model of this case.
-        cluster: Cluster that runs the synchronizations.
-        streams: Number of synchronizations in flight on this cluster.
-        job: Model and data of this case.
-        seconds: Time per step in seconds, one value per round.
-    """
+    """One method under one schedule, with its own model; ``seconds`` are those of a step, by round."""
 
     method: str
     schedule: str
@@ -118,13 +100,10 @@ def wait_for_all(cluster: ProcessGroupCluster) -> None:
 
 
 def make_job(arguments: argparse.Namespace) -> Job:
-    torch.manual_seed(1)
-    source, _, name = arguments.model.partition(":")
-    if source not in SOURCES:
-        raise ConfigError(f"--model must be SOURCE:NAME with one of {', '.join(SOURCES)}, got {arguments.model}")
-    job = SOURCES[source](name, arguments)
-    job.model.train()
-    return job
+    source, _, path = arguments.model.partition(":")
+    if source != "profile":
+        raise ConfigError(f"--model must be profile:FILE, got {arguments.model}")
+    return from_profile(path, arguments.compute)
 
 
 def make_case(method: str, schedule: str, streams: int, clusters: Clusters, arguments: argparse.Namespace) -> Case:
@@ -157,7 +136,7 @@ def measured_profile(arguments: argparse.Namespace) -> Profile:
         lambda: job.loss(job.model, job.data),
         optimizer,
         name=arguments.model,
-        batch=arguments.batch,
+        batch=1,
         passes=max(5, arguments.rounds),
     )
 
@@ -251,11 +230,8 @@ NEEDS_WORKERS = True
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--model", default="torchvision:resnet18", help=f"SOURCE:NAME of {', '.join(SOURCES)}")
-    parser.add_argument("--compute", type=float, help="seconds of forward and backward pass of profile:FILE")
-    parser.add_argument("--batch", type=int, default=16, help="examples per worker and step")
-    parser.add_argument("--size", type=int, default=64, help="side of a picture in pixels")
-    parser.add_argument("--seq", type=int, default=64, help="tokens per text")
+    parser.add_argument("--model", required=True, help="profile:FILE, a file of spardl profile")
+    parser.add_argument("--compute", type=float, help="seconds of forward and backward pass (default: as profiled)")
     parser.add_argument("--methods", default="none", help="comma-separated choices of compressor=")
     parser.add_argument(
         "--schedules", default="after_backward,wfbp,dear", help="comma-separated schedules, such as wfbp:bucket_mb=5"

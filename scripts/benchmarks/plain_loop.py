@@ -25,8 +25,6 @@ from trainer.build import build_dataset, build_plan
 from trainer.learner import Plan, evenly_spread
 from trainer.sampler import ShuffledSampler
 
-__all__ = ["PlainLoop", "Turn", "bytes_sent", "of_all", "planned"]
-
 
 class Turn(NamedTuple):
     """Consecutive steps of one worker.
@@ -38,10 +36,6 @@ class Turn(NamedTuple):
 
     seconds: float
     sent: float
-
-
-def _constant(step: int) -> float:
-    return 1.0
 
 
 @dataclass
@@ -61,7 +55,7 @@ class PlainLoop:
     plan: Plan
     seed: int
     worker: Worker
-    rate: Callable[[int], float] = field(default=_constant, kw_only=True)
+    rate: Callable[[int], float] = field(default=lambda step: 1.0, kw_only=True)
     losses: list[Tensor] = field(default_factory=list, kw_only=True)
 
     def __post_init__(self) -> None:
@@ -159,10 +153,7 @@ def of_all(turns: Sequence[Turn]) -> list[Turn]:
 
 
 def planned(words: str) -> Plan:
-    """Returns the plan of a training with choices of train.py.
-
-    Args:
-        words: Comma-separated choices.
+    """Returns the plan of a training with comma-separated choices of train.py.
 
     Raises:
         ConfigError: If the choices are invalid, or the batches of the task are consecutive.

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from scripts.benchmarks.packing import TYPES
+from scripts.benchmarks.kernels import TYPES
 from scripts.benchmarks.timing import add_repetitions, content, interleaved, on_path, positive, rows, table
 from spardl.communicators import AllGather
 from spardl.compressors import TopK
@@ -30,13 +30,7 @@ FLOOR, TORCH, OURS = "residual.add_(gradient)", "g + r, torch.topk", "spardl"
 
 
 class Steps:
-    """Selections of one worker in successive steps.
-
-    Args:
-        gradients: Gradients that are used in turns, each of shape (n,).
-        density: Share of the entries to send.
-        scope: Range in which entries compete: the whole model or a chunk.
-    """
+    """Selections of one worker in successive steps, with the gradients in turns."""
 
     def __init__(self, gradients: list[Tensor], density: float, scope: str = "model") -> None:
         self._gradients, self._step = gradients, 0
@@ -45,29 +39,27 @@ class Steps:
         self._context = Context(Worker(0, 1), layout, 0)
         self.state = self._method.init_state(layout, gradients[0].dtype, gradients[0].device)
 
-    def accumulate(self) -> Accumulator:
-        """Adds the next gradient to the residual."""
+    def step(self) -> Tensor:
+        """Adds a gradient to the residual, removes the largest entries, and returns their values."""
+        return self._take(self._accumulated())
+
+    def is_exact(self) -> bool:
+        """Whether the next step selects the same entries as torch.topk."""
+        accumulated = self._accumulated()
+        magnitudes = self.state.memory.abs()
+        taken = self._take(accumulated).abs().sort().values
+        return torch.equal(taken, magnitudes.topk(taken.numel()).values.sort().values)
+
+    def _accumulated(self) -> Accumulator:
         self._step += 1
         self._method.accumulate(self._gradients[self._step % len(self._gradients)], self.state)
         return Accumulator(self.state.memory, self.state.candidates)
 
-    def take(self, accumulated: Accumulator) -> Tensor:
-        """Removes the largest entries and returns their values."""
+    def _take(self, accumulated: Accumulator) -> Tensor:
         compressor = self._method.compressor
         assert isinstance(compressor, TopK)
         parts = [compressor.whole(self._context)]
         return accumulated.take(parts, compressor.selector(self._context, State())).values
-
-    def step(self) -> None:
-        """Accumulates a gradient and selects entries."""
-        self.take(self.accumulate())
-
-    def is_exact(self) -> bool:
-        """Whether the next step selects the same entries as torch.topk."""
-        accumulated = self.accumulate()
-        magnitudes = self.state.memory.abs()
-        taken = self.take(accumulated).abs().sort().values
-        return torch.equal(taken, magnitudes.topk(taken.numel()).values.sort().values)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

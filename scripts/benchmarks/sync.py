@@ -45,7 +45,7 @@ DENSE = "torch dense all-reduce"
 
 
 class Bucket:
-    """Replacement for a DDP bucket, for torch's hooks: the whole gradient as one matrix."""
+    """The only bucket of DDP, for torch's hooks: the whole gradient as one matrix."""
 
     def __init__(self, gradient: Tensor, side: int) -> None:
         self._buffer, self._side = gradient, side
@@ -64,9 +64,7 @@ class Bucket:
         parts = [self._buffer[:square].view(self._side, self._side), self._buffer[square:]]
         return [part for part in parts if part.numel()]
 
-    def parameters(self) -> list[Tensor]:
-        """Returns parameters with the shapes of the gradients."""
-        return self.gradients()
+    parameters = gradients  # with the shapes of the gradients
 
     def index(self) -> int:
         """Returns 0: it is the first bucket."""
@@ -78,13 +76,7 @@ class Bucket:
 
 
 class Ours:
-    """One method of this library, step after step.
-
-    Args:
-        method: Method that averages the gradients.
-        cluster: Cluster that connects the workers.
-        length: Number of entries of the gradient.
-    """
+    """One method of this library, step after step."""
 
     def __init__(self, method: Method, cluster: ProcessGroupCluster, length: int) -> None:
         self._method, self._cluster = method, cluster
@@ -196,12 +188,6 @@ def measure(
     return seconds
 
 
-def _run_uncounted(
-    cluster: ProcessGroupCluster, make: Callable[[Sequence[Exchange]], Program[None]], tape: Sequence[Exchange]
-) -> None:
-    cluster.run_uncounted([make(tape)])
-
-
 def breakdown(
     ours: Mapping[str, Ours], cluster: ProcessGroupCluster, gradient: Tensor, gbit: float | None, turns: int
 ) -> list[list[str | float]]:
@@ -211,7 +197,7 @@ def breakdown(
     for name, method in ours.items():
         tape, count = method.taped(gradient), method.counts
         alone, small = (
-            1000 * median(timed(partial(_run_uncounted, cluster, make, tape)) for _ in range(max(5, turns)))
+            1000 * median(timed(partial(_run, cluster, make, tape)) for _ in range(max(5, turns)))
             for make in (replayed, tiny)
         )
         spent = {phase: 1000 * median(step[phase] for step in method.phases[-turns:]) for phase in PHASES}
@@ -222,6 +208,10 @@ def breakdown(
         bounds = (alone, small, wire, wire + small, alone / (wire + small))
         lines.append([name, count.rounds, count.bytes_sent, entry, *spent.values(), *bounds, messages, work + messages])
     return lines
+
+
+def _run(cluster: ProcessGroupCluster, make: Callable[..., Program[None]], tape: Sequence[Exchange]) -> None:
+    cluster.run_uncounted([make(tape)])
 
 
 PHASES = (Phase.SELECT, Phase.PACK, Phase.COMMUNICATE, Phase.MERGE, Phase.UPDATE)

@@ -18,20 +18,6 @@ from spardl.diagnostics.commands.timeline import markdown
 from spardl.protocol.programs import Exchange, Program, Receive, Send, Worker
 from spardl.schedules.fusion import Linear
 
-__all__ = [
-    "PATHS",
-    "Row",
-    "add_repetitions",
-    "content",
-    "interleaved",
-    "measured_network",
-    "on_path",
-    "positive",
-    "rows",
-    "setting_of",
-    "table",
-]
-
 PATHS = ("compiled", "portable")
 """Implementations in spardl.vector.kernels."""
 
@@ -90,12 +76,7 @@ def interleaved(candidates: Mapping[str, Callable[[], object]], repetitions: int
 
     The first turn of each candidate is not counted: it compiles code and fills caches.
 
-    Args:
-        candidates: Functions to time, by name. On a GPU, the time includes a synchronization of the device.
-        repetitions: Number of timed turns per candidate.
-
-    Returns:
-        The seconds of each turn by name.
+    On a GPU, the time includes a synchronization of the device.
     """
     for work in candidates.values():
         work()
@@ -121,15 +102,7 @@ def rows(seconds: Mapping[str, Sequence[float]], figures: Mapping[str, Mapping[s
 
 
 def table(found: Sequence[Row], reference: str) -> str:
-    """Formats a Markdown table: median and range in milliseconds, and the ratio to a reference.
-
-    Args:
-        found: Rows of the table.
-        reference: Name of the row that the others are compared with.
-
-    Returns:
-        The table without a newline at the end.
-    """
+    """Formats a Markdown table: median and range in milliseconds, and the ratio to the row named by ``reference``."""
     (base,) = (row.median for row in found if row.name == reference)
     headers = list(dict.fromkeys(header for row in found for header in row.figures))
     lines = [["", "median ms", "least..most", f"x {reference}", *headers]]
@@ -150,13 +123,7 @@ def setting_of(arguments: argparse.Namespace) -> dict[str, object]:
 
 
 def content(cases: Mapping[str, Sequence[Row]], arguments: argparse.Namespace, **further: object) -> dict[str, Any]:
-    """Returns the content of the file of a benchmark.
-
-    Args:
-        cases: Rows of each table by its title.
-        arguments: Options of the benchmark.
-        further: Further figures, stored with the options.
-    """
+    """Returns the content of the file of a benchmark: rows by title, and options with further figures."""
     figures = {
         title: [{"name": row.name, "median": row.median, "seconds": list(row.seconds), **row.figures} for row in found]
         for title, found in cases.items()

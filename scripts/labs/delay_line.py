@@ -42,11 +42,7 @@ AT_ONCE = 256  # packets read before due packets are released
 
 
 class Held:
-    """Packets of one queue in the order of their arrival.
-
-    Args:
-        delay: Delay of each packet in seconds.
-    """
+    """Packets of one queue in the order of their arrival, each delayed by some seconds."""
 
     def __init__(self, delay: float) -> None:
         self._delay = delay
@@ -69,10 +65,7 @@ class Held:
 
 
 class Queue:
-    """Queue 0 of the network namespace of this thread.
-
-    Args:
-        delay: Delay of each packet in seconds.
+    """Queue 0 of the network namespace of this thread, which delays each packet by some seconds.
 
     Raises:
         OSError: If the kernel has no such queue, or another process holds it.
@@ -207,11 +200,7 @@ def work(queues: Sequence[Queue]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Delays packets until the process is terminated.
-
-    Returns:
-        The exit code after a failure.
-    """
+    """Delays packets until the process is terminated, and returns the exit code after a failure."""
     delay, queues = float(words[0]) / 1e3, []
     try:
         for namespace in words[1:]:

@@ -24,10 +24,8 @@ SUBNET = "10.77.0"
 PORT = 29500  # free in every lab, because each has its own network
 # Bytes. A burst below the largest segment of 68 KB halves the rate of a link; a large burst passes whole messages.
 BURST = 131072
-BURST_ABOVE, BURST_SECONDS = (
-    2.0,
-    1 / 250,
-)  # Gbit/s above which the burst must cover one tick of the kernel, and its seconds
+# Gbit/s above which the burst must cover one tick of the kernel, and its seconds.
+BURST_ABOVE, BURST_SECONDS = 2.0, 1 / 250
 # Verified range in Gbit/s on two cores: the minimum, and the maximum for up to 4, 8 and 16 workers.
 LEAST_TRUSTED, TRUSTED = 0.1, ((4, 5.0), (8, 2.5), (16, 1.0))
 DELAY_TRUSTED = (0.5, 10.0)  # verified range in milliseconds
@@ -71,31 +69,20 @@ class Lab:
         if not (0.01 <= self.delay_ms <= 1000 or self.delay_ms == 0):
             raise LabError(f"--delay-ms must be from 0.01 to 1000, or 0 for no delay, got {self.delay_ms:g}")
 
-    def doubt(self) -> str | None:
-        """Reason why the bandwidth may differ from the requested one; ``None`` if it was verified."""
-        limit = next((limit for most, limit in TRUSTED if self.workers <= most), None)
-        if math.isinf(self.gbit):
-            return None
-        if limit is None:
-            return f"bandwidth was never verified with more than {TRUSTED[-1][0]} workers"
-        if LEAST_TRUSTED <= self.gbit <= limit:
-            return None
-        return (
-            f"on two cores, {self.workers} workers reached the requested bandwidth from {LEAST_TRUSTED:g} to {limit:g} "
-            f"Gbit/s; {self.gbit:g} may differ"
-        )
-
-    def delay_doubt(self) -> str | None:
-        """Why the delay may differ from the requested one or reduce the bandwidth; ``None`` if it was verified."""
-        least, most = DELAY_TRUSTED
-        if not self.delay_ms:
-            return None
-        if not least <= self.delay_ms <= most:
-            return f"delays were verified from {least:g} to {most:g} ms; {self.delay_ms:g} ms may differ"
-        carried = 8 * IN_FLIGHT / (2 * self.delay_ms)
-        if math.isinf(self.gbit) or self.gbit <= carried:
-            return None
-        return f"a connection has about {IN_FLIGHT} MB in flight, which at {self.delay_ms:g} ms is {carried:.2g} Gbit/s"
+    def doubts(self) -> Iterator[str]:
+        """Yields reasons why bandwidth or delay may differ from the requested ones."""
+        (least, most), bounded = DELAY_TRUSTED, not math.isinf(self.gbit)
+        limit = next((limit for count, limit in TRUSTED if self.workers <= count), 0.0)
+        if bounded and not LEAST_TRUSTED <= self.gbit <= limit:
+            known = ", ".join(f"{each:g} with {count}" for count, each in TRUSTED)
+            yield (
+                f"on two cores, links had the requested bandwidth from {LEAST_TRUSTED:g} Gbit/s to {known} workers; "
+                f"{self.gbit:g} with {self.workers} may differ"
+            )
+        if self.delay_ms and not least <= self.delay_ms <= most:
+            yield f"delays were verified from {least:g} to {most:g} ms; {self.delay_ms:g} ms may differ"
+        elif self.delay_ms and bounded and self.gbit > (carried := 8 * IN_FLIGHT / (2 * self.delay_ms)):
+            yield f"about {IN_FLIGHT} MB of a connection are in flight; at {self.delay_ms:g} ms, {carried:.2g} Gbit/s"
 
     def shaping(self, device: str) -> list[str]:
         """Lines for ``tc`` that limit the outgoing traffic of a device."""
@@ -372,12 +359,12 @@ def _relay(rank: int, stream: IO[bytes]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """Reads the options of the launcher: its process id, the lab, the report file and the command.
+    """Reads the options of the launcher: the lab, the report file and the command.
 
     Returns:
         The exit code.
     """
-    _, lab, file, *command = words
+    lab, file, *command = words
     try:
         return perform(Lab(**json.loads(lab)), command, file or None)
     except (LabError, OSError, subprocess.TimeoutExpired) as error:

@@ -18,13 +18,7 @@ SCALE = "laptop"
 
 
 def page(text: str, exhibit: Frontier, results: Results, scale: str = SCALE) -> str:
-    """Returns a page with the tables of the current records between its marks.
-
-    Args:
-        text: Text of the page.
-        exhibit: Exhibit whose tables are inserted.
-        results: Results of the exhibit's jobs.
-        scale: Size preset of these results.
+    """Returns a page with the tables of an exhibit and its results between the page's marks.
 
     Raises:
         ValueError: If a section is not there.

@@ -9,8 +9,6 @@ from scripts.exhibits.outcomes import NOT_RUN_YET
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
 
-__all__ = ["replace", "without_missing"]
-
 
 def replace(text: str, section: str, content: str) -> str:
     """Puts content between the marks of a section.

@@ -35,12 +35,7 @@ MARK = re.compile(r"<!-- (?!end of )(?P<section>(?P<exhibit>\S+), (?P<scale>\w+)
 
 
 def page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
-    """Returns a page with the current tables between its marks.
-
-    Args:
-        text: Text of the page.
-        exhibits: All exhibits by name.
-        records: Folder of the records.
+    """Returns a page with the current tables of the exhibits between its marks, from a folder of records.
 
     Raises:
         ConfigError: If an exhibit, a size or a table does not exist, or a mark has no end.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import os
-import re
 import shlex
 import shutil
 import subprocess
@@ -13,15 +12,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr
 from dataclasses import replace
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, ClassVar
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from scripts.submission import task
-from scripts.submission.site import Place, Queued, Site
-from scripts.submission.submissions import Entry, Submission
+from scripts.submission.site import Job, Place, Queued, Site
+from scripts.submission.submissions import SLURM, Entry, Submission
 from spardl.basics.errors import ConfigError
 
 __all__ = ["Slurm", "sbatch_parameters"]
@@ -29,23 +27,13 @@ __all__ = ["Slurm", "sbatch_parameters"]
 ROOT = Path(__file__).resolve().parents[2]
 # Timeouts in seconds: commands of Slurm, and remaining ranks after the first one ended.
 _ANSWER, _LEAVE = 60, 60
-# Slurm's reasons of pending jobs that users ask about most.
-_REASONS: Mapping[str, str] = MappingProxyType(
-    {
-        "Resources": "waits for free nodes (Resources)",
-        "Priority": "waits behind other jobs (Priority)",
-        "JobArrayTaskLimit": "waits for site.at_once (JobArrayTaskLimit)",
-        "BeginTime": "waits until it may start again (BeginTime)",
-        "None": "",
-    }
-)
 _WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT", "REQUEUE_FED"})
 
 
 class Slurm(Place):
     """A cluster that accepts jobs through sbatch."""
 
-    name: ClassVar[str] = "slurm"
+    name: ClassVar[str] = SLURM
     attached: ClassVar[bool] = False
 
     def check(self) -> None:
@@ -59,8 +47,6 @@ class Slurm(Place):
     def submit(self, submission: Submission) -> int:
         """Submits one array per number of tasks."""
         site = Site(**submission.site)
-        for tasks, numbers in _arrays(submission):
-            print(_announced(site, tasks, len(numbers)), flush=True)
         entries = list(submission.entries)
         for tasks, numbers in _arrays(submission):
             jobs = _array(submission.folder, site, tasks, [entries[number] for number in numbers])
@@ -94,31 +80,15 @@ class Slurm(Place):
             entries[number] = replace(entries[number], job=job, log=f"{job}_0_log.out")
         return submission.with_entries(entries)
 
-    def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """Returns the state of each job in the queue."""
-        found: dict[str, Queued] = {}
+    def queue(self, submission: Submission) -> Mapping[str, Job]:
+        """Returns the state of each job in the queue, and the reason and expected start of pending ones."""
+        found: dict[str, Job] = {}
         jobs = [entry.job for entry in submission.entries if entry.job]
         for whole in dict.fromkeys(job.partition("_")[0] for job in jobs):
             states = _states(whole)
             if states is None:
-                found |= {job: Queued.UNKNOWN for job in jobs if job.partition("_")[0] == whole}
-            else:
-                found |= states
-        return found
-
-    def reasons(self, submission: Submission) -> Mapping[str, str]:
-        """Returns the reason and expected start of each pending job, from squeue."""
-        found: dict[str, str] = {}
-        for whole in dict.fromkeys(entry.job.partition("_")[0] for entry in submission.entries if entry.job):
-            done = _ask("squeue", "--noheader", "--array", "--states=PENDING", "--format=%i|%r|%S", f"--jobs={whole}")
-            for line in done.stdout.splitlines() if done and not done.returncode else ():
-                name, _, rest = line.strip().partition("|")
-                reason, separator, start = rest.partition("|")
-                if not separator:
-                    continue
-                words = _REASONS.get(reason, reason)
-                known = start not in ("", "N/A")
-                found[name] = f"{words}; expected start {start.replace('T', ' ')}" if known else words
+                states = {job: Job(Queued.UNKNOWN) for job in jobs if job.partition("_")[0] == whole}
+            found |= states
         return found
 
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
@@ -153,12 +123,7 @@ def _sbatch_said(error: Exception) -> str:
 
 
 def sbatch_parameters(site: Site, tasks: int) -> dict[str, Any]:
-    """Parameters of submitit for the batch file.
-
-    Args:
-        site: Settings of the site.
-        tasks: Number of processes of each job.
-    """
+    """Parameters of submitit for the batch file of jobs with a number of processes."""
     nodes = site.nodes(tasks)
     optional = {"partition": site.partition, "account": site.account, "qos": site.qos, "mem": site.memory}
     gpus = {"gpus_per_task": site.gpus_per_worker} if site.gpus_per_worker else {}
@@ -203,38 +168,23 @@ def _submitted(site: Site, tasks: int, job: str, runs: int) -> str:
     return f"submitted array {whole}: {runs} runs, {min(runs, site.at_once)} at once, {shape} each"
 
 
-def _announced(site: Site, tasks: int, runs: int) -> str:
-    """Returns a text on the jobs to submit, and when a first one could start."""
-    nodes, several = site.nodes(tasks), "s" * (runs > 1)
-    words = [
-        f"submitting {runs} run{several}: {tasks} task{'s' * (tasks > 1)} on {nodes} node{'s' * (nodes > 1)} each",
-        f"partition {site.partition or 'default'}",
-        f"time limit {site.time} minutes",
-        *([f"at most {site.at_once} at once"] if runs > 1 else []),
-        _expected(site, tasks),
-    ]
-    return "; ".join(filter(None, words))
-
-
-def _expected(site: Site, tasks: int) -> str:
-    """Returns when Slurm would start such a job now; empty if unknown."""
-    options = {"partition": site.partition, "account": site.account, "qos": site.qos, "mem": site.memory}
-    words = [f"--{name}={value}" for name, value in options.items() if value is not None]
-    shape = (f"--ntasks={tasks}", f"--nodes={site.nodes(tasks)}", f"--time={site.time}")
-    done = _ask("sbatch", "--test-only", *shape, *words, "--wrap=true")
-    found = re.search(r"to start at (\S+)", done.stderr) if done and not done.returncode else None
-    return f"expected start of the first {found[1].replace('T', ' ')}" if found else ""
-
-
-def _states(job: str) -> dict[str, Queued] | None:
+def _states(whole: str) -> dict[str, Job] | None:
     """States of a job or of all jobs in an array; ``None`` if the queue does not answer."""
-    done = _ask("squeue", "--noheader", "--array", "--format=%i|%T", f"--jobs={job}")
+    done = _ask("squeue", "--noheader", "--array", "--format=%i|%T|%r|%S", f"--jobs={whole}")
     if done is None:
         return None
     if done.returncode:
         return {} if "Invalid job id" in done.stderr else None
-    lines = [line.strip().partition("|") for line in done.stdout.splitlines()]
-    return {name: Queued.WAITING if state in _WAITING else Queued.RUNNING for name, _, state in lines if name}
+    found = {}
+    for line in filter(None, map(str.strip, done.stdout.splitlines())):
+        name, state, reason, start = line.split("|")
+        if state not in _WAITING:
+            found[name] = Job(Queued.RUNNING)
+            continue
+        expected = "" if start in ("", "N/A") else f"expected start {start.replace('T', ' ')}"
+        known = ("" if reason == "None" else reason, expected)
+        found[name] = Job(Queued.WAITING, "; ".join(filter(None, known)))
+    return found
 
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str] | None:

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import ClassVar, NamedTuple, TextIO
 
 from scripts.labs.first_process import status
-from scripts.submission.site import Place, Queued, Site
+from scripts.submission.site import Job, Place, Queued, Site
 from scripts.submission.standing import FINISHED, GOOD, standing
-from scripts.submission.submissions import Submission, lock_free
+from scripts.submission.submissions import HERE, Submission, lock_free
 from spardl.basics.errors import ConfigError
 from trainer.observers import without_run_id
 
@@ -44,7 +44,7 @@ class Here(Place):
     start it again, and ``cancel`` finds it even if the process that started it was killed.
     """
 
-    name: ClassVar[str] = "here"
+    name: ClassVar[str] = HERE
     attached: ClassVar[bool] = True
 
     def check(self) -> None:
@@ -63,13 +63,13 @@ class Here(Place):
             _tell(submission.headline, sys.stdout)
             return _run_all(submission, Site(**submission.site).at_once)
 
-    def queue(self, submission: Submission) -> Mapping[str, Queued]:
+    def queue(self, submission: Submission) -> Mapping[str, Job]:
         """Returns the state of each job in the queue."""
         entries = {entry.job: entry for entry in submission.entries if entry.job}
-        found = {job: Queued.RUNNING for job, entry in entries.items() if _is_held(submission.run_lock(entry))}
+        found = {job: Job(Queued.RUNNING) for job, entry in entries.items() if _is_held(submission.run_lock(entry))}
         if _is_held(_lock_file(submission)):
             begun = {job for job in entries if (submission.folder / f"{job}.txt").exists()} | set(found)
-            found |= {job: Queued.WAITING for job in entries if job not in begun}
+            found |= {job: Job(Queued.WAITING) for job in entries if job not in begun}
         return found
 
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
@@ -104,11 +104,7 @@ def _is_held(path: Path) -> bool:
 
 
 def _holder(path: Path) -> int | None:
-    """Process id in a lock file, or ``None`` if it is not locked.
-
-    Raises:
-        ConfigError: If the process that holds the lock does not write its id in time.
-    """
+    """Process id in a lock file, or ``None`` if it is not locked."""
     until = time.monotonic() + _WRITTEN
     while _is_held(path):
         if text := path.read_text():
@@ -206,22 +202,17 @@ def _ended(submission: Submission, one: _Going) -> bool:
 def _stop(submission: Submission, going: Sequence[_Going]) -> None:
     _tell("stopping: runs save a checkpoint and exit; press Ctrl-C again to end them immediately", sys.stderr)
     try:
-        _signal(going, signal.SIGTERM)
-        _await_end(going, _LEAVE)
+        _await_end(going, signal.SIGTERM, _LEAVE)
     except KeyboardInterrupt:
-        _signal(going, signal.SIGINT)
-        _await_end(going, _END)
+        _await_end(going, signal.SIGINT, _END)
     for one in going:
         if one.process.poll() is not None:
             _ended(submission, one)
 
 
-def _signal(going: Sequence[_Going], what: signal.Signals) -> None:
+def _await_end(going: Sequence[_Going], sent: signal.Signals, seconds: float) -> None:
     for one in going:
-        one.process.send_signal(what)
-
-
-def _await_end(going: Sequence[_Going], seconds: float) -> None:
+        one.process.send_signal(sent)
     until = time.monotonic() + seconds
     while any(one.process.poll() is None for one in going) and time.monotonic() < until:
         time.sleep(_EVERY)

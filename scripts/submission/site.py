@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from io import StringIO
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,7 +18,7 @@ from scripts.submission.submissions import Submission
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import read_yaml
 
-__all__ = ["DEFAULT", "SITE", "Place", "Queued", "Site", "changed", "read_site"]
+__all__ = ["DEFAULT", "SITE", "Job", "Place", "Queued", "Site", "changed", "read_site"]
 
 
 class Queued(Enum):
@@ -27,6 +27,13 @@ class Queued(Enum):
     WAITING = "waiting"
     RUNNING = "running"
     UNKNOWN = "unknown"
+
+
+class Job(NamedTuple):
+    """A job in a queue, and why it waits, if known; that may include the expected start."""
+
+    state: Queued
+    reason: str = ""
 
 
 class Place(ABC):
@@ -42,38 +49,23 @@ class Place(ABC):
 
     @abstractmethod
     def check(self) -> None:
-        """Checks that the place is available.
-
-        Raises:
-            ConfigError: If it is not available.
-        """
+        """Raises a ``ConfigError`` if the place is not available."""
 
     @abstractmethod
     def submit(self, submission: Submission) -> int:
-        """Starts the runs, and records their job ids.
-
-        Returns:
-            The exit code.
+        """Starts the runs, records their job ids, and returns the exit code.
 
         Raises:
             ConfigError: If the place refuses the runs.
         """
 
     def recover(self, submission: Submission) -> Submission:
-        """Records jobs that were accepted just before the submitting process was killed.
-
-        Returns:
-            The submission with these jobs.
-        """
+        """Records jobs that were accepted just before the submitting process was killed."""
         return submission
 
     @abstractmethod
-    def queue(self, submission: Submission) -> Mapping[str, Queued]:
-        """States of the jobs of a submission; jobs that ended are missing."""
-
-    def reasons(self, submission: Submission) -> Mapping[str, str]:
-        """Returns why jobs of a submission wait, by job, if known; may include the expected start."""
-        return {}
+    def queue(self, submission: Submission) -> Mapping[str, Job]:
+        """Jobs of a submission that wait or run; those that ended are missing."""
 
     @abstractmethod
     def cancel(self, submission: Submission, jobs: Sequence[str]) -> None:
@@ -159,11 +151,7 @@ class Site:
 
 
 def read_site(file: Path, words: Sequence[str]) -> Site:
-    """Reads the settings of the site.
-
-    Args:
-        file: YAML file with the settings.
-        words: Overrides ``site.KEY=VALUE`` from the command line.
+    """Reads the settings in a YAML file, and applies overrides ``site.KEY=VALUE`` of the command line.
 
     Raises:
         ConfigError: If the file cannot be read, or a setting is unknown or wrong.
@@ -176,11 +164,7 @@ def read_site(file: Path, words: Sequence[str]) -> Site:
 
 
 def changed(settings: Any, words: Sequence[str]) -> Site:
-    """Applies overrides of the command line to settings.
-
-    Args:
-        settings: Settings by name.
-        words: Overrides ``site.KEY=VALUE``.
+    """Applies overrides ``site.KEY=VALUE`` to settings by name.
 
     Raises:
         ConfigError: If a setting is unknown or wrong.

@@ -8,13 +8,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rich.table import Table
 from rich.text import Text
 
-from scripts.submission.site import Queued
+from scripts.submission.site import Job, Queued
 from scripts.submission.submissions import Entry, Submission
 from spardl.basics.files import read_tail
 from trainer.display import table_console
@@ -38,41 +37,29 @@ class Standing(NamedTuple):
         state: One of finished, running, queued, failed, stopped, interrupted, died, not begun, unknown.
         note: The result, the last step, or the reason of the state.
         live: Whether the job is waiting or running.
-        folder: Folder of the run, or ``None``.
     """
 
     state: str
     note: str
     live: bool
-    folder: Path | None
 
 
-def standing(
-    submission: Submission, entry: Entry, queue: Mapping[str, Queued], reasons: Mapping[str, str] = MappingProxyType({})
-) -> Standing:
-    """Determines the state of a run.
-
-    Args:
-        submission: Submission that contains the run.
-        entry: Entry of the run.
-        queue: States of the jobs in the queue.
-        reasons: Why jobs wait, as far as known.
-    """
-    queued = queue.get(entry.job or "")
+def standing(submission: Submission, entry: Entry, queue: Mapping[str, Job]) -> Standing:
+    """Determines the state of a run, with the jobs in the queue."""
+    job = queue.get(entry.job or "")
     run = _run(submission, entry)
     summary = run.read_summary() if run else {}
     status = str(summary.get("status", ""))
     if status == FINISHED and run:
-        return Standing(FINISHED, _result(summary), False, run.folder)
-    folder = run.folder if run else None
-    if queued is None:
-        return Standing(*_gone(status, run, summary, submission.log(entry)), False, folder)
-    if queued is Queued.UNKNOWN:
-        return Standing(status or "unknown", "the queue does not answer", True, folder)
-    if queued is Queued.WAITING:
-        known = (str(summary.get("reason") or _progress(run)), reasons.get(entry.job or "", ""))
-        return Standing(QUEUED, "; ".join(filter(None, known)), True, folder)
-    return Standing(RUNNING, _progress(run) if status == RUNNING else "starting", True, folder)
+        return Standing(FINISHED, _result(summary), False)
+    if job is None:
+        return Standing(*_gone(status, run, summary, submission.log(entry)), False)
+    if job.state is Queued.UNKNOWN:
+        return Standing(status or "unknown", "the queue does not answer", True)
+    if job.state is Queued.WAITING:
+        known = (str(summary.get("reason") or _progress(run)), job.reason)
+        return Standing(QUEUED, "; ".join(filter(None, known)), True)
+    return Standing(RUNNING, _progress(run) if status == RUNNING else "starting", True)
 
 
 def _run(submission: Submission, entry: Entry) -> Run | None:

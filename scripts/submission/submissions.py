@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,30 +17,13 @@ from typing import Any
 from spardl.basics.errors import ConfigError, first_line
 from spardl.basics.files import read_json, write_atomically
 
-__all__ = [
-    "ADDED",
-    "Entry",
-    "Submission",
-    "all_submissions",
-    "find_submission",
-    "lock_free",
-    "near",
-    "new_submission",
-    "submitting",
-]
-
 # Words added to every command line. A job is a single run even if the configuration defines a sweep.
 ADDED = ("resume=auto", "hydra.mode=RUN")
 _FOLDER, _RECORD = ".submissions", "submission.json"
+# Places that execute runs: this machine, and Slurm.
+HERE, SLURM = "here", "slurm"
+PLACES = (HERE, SLURM)
 _WAY_OUT = "delete its folder, or name another submission"
-_FIELDS: Mapping[str, Any] = {
-    "place": str,
-    "outputs": str,
-    "since": (int, float),
-    "force": bool,
-    "site": dict,
-    "entries": list,
-}
 
 
 @dataclass(frozen=True)
@@ -68,7 +51,7 @@ class Submission:
 
     Attributes:
         folder: Folder of the record and the logs.
-        place: Place that executes the runs, a key of ``PLACES``.
+        place: Place that executes the runs, one of ``PLACES``.
         outputs: Folder of the run folders.
         since: Time of the submission in seconds since 1970.
         force: Whether to repeat runs that were already finished.
@@ -128,12 +111,8 @@ class Submission:
 def submitting(outputs: Path, patience: float = 120.0) -> Iterator[None]:
     """Prevents other processes from submitting runs to the same folder at the same time.
 
-    Args:
-        outputs: Folder of the runs.
-        patience: Maximum time to wait for another process, in seconds.
-
     Raises:
-        ConfigError: If the folder cannot be created, or another process holds the lock for longer.
+        ConfigError: If the folder cannot be created, or another process holds the lock for ``patience`` seconds.
     """
     folder, until = outputs / _FOLDER, time.monotonic() + patience
     try:
@@ -195,11 +174,7 @@ def near(path: Path) -> Path:
 
 
 def find_submission(outputs: Path, name: str | None) -> Submission:
-    """Reads the record of a submission.
-
-    Args:
-        outputs: Folder of the runs.
-        name: Name of the submission; ``None`` for the newest.
+    """Reads the record of a submission, without a name of the newest.
 
     Raises:
         ConfigError: If the submission does not exist, or its record is invalid.
@@ -221,50 +196,32 @@ def find_submission(outputs: Path, name: str | None) -> Submission:
 
 
 def all_submissions(outputs: Path) -> tuple[list[Submission], dict[str, ConfigError]]:
-    """Submissions with valid records, oldest first, and the errors of the others by name.
-
-    Args:
-        outputs: Folder of the runs.
-    """
+    """Submissions with valid records, oldest first, and the errors of the others by name."""
     found, faults = list[Submission](), dict[str, ConfigError]()
     for record in sorted((outputs / _FOLDER).glob(f"*/{_RECORD}")):
         try:
             found.append(_read(record.parent))
         except ConfigError as fault:
             faults[record.parent.name] = fault
-    return sorted(found, key=lambda one: (one.since, one.name)), faults
+    return found, faults
 
 
 def _read(folder: Path) -> Submission:
     """Reads one record.
 
     Raises:
-        ConfigError: If the record cannot be read, or a field is missing or has another type.
+        ConfigError: If the record cannot be read, or is not that of a submission.
     """
     path = folder / _RECORD
     try:
-        return _parsed(read_json(path), folder)
+        content = read_json(path)
+        entries = tuple(Entry(**{**entry, "words": tuple(entry["words"])}) for entry in content["entries"])
+        made = Submission(**{**content, "folder": folder, "outputs": Path(content["outputs"]), "entries": entries})
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read record {path}: {error}; {_WAY_OUT}") from error
     except (LookupError, TypeError) as error:
         reason = f"missing field {error}" if isinstance(error, KeyError) else first_line(error)
         raise ConfigError(f"record {path} is not a submission ({reason}); {_WAY_OUT}") from error
-
-
-def _parsed(content: Any, folder: Path) -> Submission:
-    for name, kind in _FIELDS.items():
-        if not isinstance(content[name], kind):
-            raise TypeError(f"field {name} has the invalid value {content[name]!r}")
-    entries = tuple(_entry(entry) for entry in content["entries"])
-    if not entries:
-        raise TypeError("field entries is empty")
-    return Submission(**{**content, "folder": folder, "outputs": Path(content["outputs"]), "entries": entries})
-
-
-def _entry(content: Any) -> Entry:
-    words, identity, job, log = content["words"], content["id"], content.get("job"), content.get("log")
-    texts = (*words, identity, *(each for each in (job, log) if each is not None))
-    named = all(isinstance(text, str) for text in texts) and identity.isalnum()
-    if not named or not isinstance(content["tasks"], int):
-        raise TypeError(f"invalid entry {content!r}")
-    return Entry(**{**content, "words": tuple(words)})
+    if not entries or made.place not in PLACES:
+        raise ConfigError(f"record {path} has no runs, or an unknown place {made.place!r}; {_WAY_OUT}")
+    return made

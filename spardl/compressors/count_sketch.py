@@ -213,7 +213,7 @@ class SketchedPart(NamedTuple):
 class CountSketch(Budget, DenseCompressor):
     """Sums sketches (tables) of the gradients, then computes exact sums of the entries with the largest estimates.
 
-    No sizes are published; the defaults are measured (``scripts/bench.py sketch``). They send 20 values per entry
+    No sizes are published; the defaults were chosen by measurements. They send 20 values per entry
     to send (k), which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
     the defaults find 77% if all entries follow Student's t-distribution with 3 degrees of freedom. For the gradients
     that 8 workers accumulate while training ResNet-20, they find 81%, or 85% with corrected momentum. Such vectors have

@@ -182,7 +182,7 @@ def test_words_over_a_cycle_by_hand() -> None:
 
 def test_spardl_selects_as_many_blocks_as_there_are_workers() -> None:
     """Half a millisecond, and 39 microseconds a block; of 64 blocks it is 3 ms."""
-    lines = schedules.bench_schedules.assumed_compression
+    lines = schedules.gpu.assumed_compression
     assert lines(64)["spardl"].fixed == pytest.approx(3e-3)
     assert lines(16)["spardl"].fixed == pytest.approx(0.5e-3 + 16 * 2.5e-3 / 64)
     assert lines(16)["topka"] == lines(64)["topka"]

@@ -12,7 +12,6 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet50
 
-from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits.kinds import counts, gpu
 from scripts.exhibits.papers.catalogue import catalogue
 from spardl.clusters import Network
@@ -169,7 +168,7 @@ def test_assumptions_are_those_of_our_networks_and_benchmarks() -> None:
     for name, (counted_products, entries) in found.items():
         assert gpu.MODELS[name].products == pytest.approx(counted_products, rel=0.01)
         assert gpu.MODELS[name].entries == entries
-    bench, model = bench_schedules.ASSUMED["resnet50"], gpu.MODELS["resnet50"]
+    bench, model = gpu.ASSUMED["resnet50"], gpu.MODELS["resnet50"]
     assert model.seconds / model.batch == pytest.approx(bench.seconds / bench.batch, rel=0.05)
 
 

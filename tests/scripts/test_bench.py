@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from scripts import bench
-from scripts.benchmarks import emulated, gpu, packing, simulated, timing
+from scripts.benchmarks import emulated, kernels, simulated, timing
 from scripts.labs.first_process import tool
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.measure import measure
@@ -25,11 +25,11 @@ from tests.support.measuring import undisturbed
 
 TORCHRUN = ["-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1", "--nproc-per-node", "2"]
 TIMED = {
-    "packing": (
+    "kernels": (
         ["--entries=20000", "--densities=0.01", "--types", "float32", "bfloat16"],
-        ["compiled write", "portable write", "compiled read", "portable read", "plain write", "plain read", "copy"],
+        [f"{path} {what}" for path in timing.PATHS for what in ("write", "read", "merge")]
+        + ["plain write", "plain read", "coalesce", "copy"],
     ),
-    "merge": (["--entries=20000", "--counts", "2", "3"], ["compiled", "portable", "coalesce", "copy"]),
     "selection": (
         ["--entries=20000", "--settle=30"],
         ["residual.add_(gradient)", "g + r, torch.topk", "spardl", "spardl, scope=chunk", "spardl, portable"],
@@ -63,7 +63,7 @@ def test_every_candidate_is_measured(name: str, capsys: pytest.CaptureFixture[st
     assert bench.main([name, *words, "--repetitions=3", f"--json={file}"]) == 0
     printed, written = capsys.readouterr().out, json.loads(file.read_text())
     assert written["setting"]["repetitions"] == 3
-    assert len(written["cases"]) == (2 if name in ("packing", "merge") else 1)
+    assert len(written["cases"]) == (2 if name == "kernels" else 1)
     for title, found in written["cases"].items():
         assert title in printed
         assert [row["name"] for row in found] == candidates
@@ -94,12 +94,14 @@ def test_whole_synchronizations_are_measured(tmp_path: Path) -> None:
     assert all(f"| {name} |" in done.stdout for name in ours)
 
 
-def test_packing_says_how_many_bytes_an_entry_takes() -> None:
-    vector = packing.random_vector(50_000, 0.01)
-    found = {row.name: row.figures for row in packing.measure(vector, torch.bfloat16, 1)}
-    assert found["compiled read"]["bytes/entry"] == found["portable write"]["bytes/entry"] <= 3.3
-    assert found["plain read"]["bytes/entry"] == 8
-    assert "bytes saved by indices take" in packing.verdict(packing.measure(vector, torch.float32, 1), torch.float32)
+def test_kernels_have_bytes_and_time_per_entry() -> None:
+    vectors = [kernels.random_vector(50_000, 0.01, seed) for seed in (1, 2)]
+    found = {row.name: row for row in kernels.measure(vectors, torch.bfloat16, 1)}
+    size = {name: row.figures.get("bytes/entry") for name, row in found.items()}
+    assert size["compiled read"] == size["portable write"] <= 3.3
+    assert (size["plain read"], size["copy"]) == (8, None)
+    for name, entries in (("compiled write", len(vectors[0])), ("coalesce", len(vectors[0]) + len(vectors[1]))):
+        assert found[name].figures["ns/entry"] == pytest.approx(1e9 * found[name].median / entries)
 
 
 def test_candidates_take_turns() -> None:
@@ -121,37 +123,13 @@ def test_table_and_file_have_medians_and_further_figures(tmp_path: Path) -> None
     assert written["cases"]["one"][0] == row
 
 
-def test_sketches_are_measured_on_a_real_training(capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["--steps", "2", "--rows", "3", "--columns", "2", "--candidates", "4", "--lengths", "1000"]
-    assert bench.main(["sketch", *words]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    (row,) = [line for line in lines if line.startswith("| 3 | 2 | 4 |")]
-    shares = [float(share) for share in re.findall(r"([\d.]+)% \(", row)]
-    assert len(shares) == 3
-    assert all(10 < share <= 100 for share in shares)
-    assert lines[-2].startswith("| 1000 | 3 | ")
-
-
 def test_the_list_has_every_benchmark(capsys: Any) -> None:
     with pytest.raises(SystemExit):
         bench.main(["--list"])
     lines = capsys.readouterr().out.splitlines()
-    assert {line.split()[0] for line in lines} > {"accuracy", "hooks", "link", "overlap", "schedules", "sync"}
+    assert {line.split()[0] for line in lines} > {"accuracy", "hooks", "overlap", "sync"}
     assert all(len(line.split()) > 4 for line in lines)
-    assert "timing" not in bench.benchmarks()  # shared code
-
-
-@pytest.mark.parametrize("name", ["schedules", "merge", "selection"])
-def test_only_benchmarks_of_several_workers_want_a_rank(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("RANK", raising=False)
-    assert bench.parse([name])[1].threads == 1
-
-
-def test_the_help_of_a_benchmark_is_its_own(capsys: Any) -> None:
-    with pytest.raises(SystemExit) as ended:
-        bench.main(["merge", "--help"])
-    assert ended.value.code == 0
-    assert "--counts" in capsys.readouterr().out
+    assert not {"timing", "schedules"} & bench.benchmarks().keys()  # shared code
 
 
 def test_ids_of_measurements_name_benchmarks() -> None:
@@ -168,14 +146,9 @@ FOLDER = "--json none/x.json: create the folder none first"
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        ("mergee", "benchmark 'mergee' does not exist; choose from accuracy, "),
-        ("merge --json none/x.json", FOLDER),
-        ("schedules --models foo", "--models foo is unknown"),
-        ("link --mb 0", "--mb must be above 0, got 0"),
-        ("link", "at least two workers are needed"),
-        ("link --throttle x", "--throttle=x is not a network; use ethernet_1g"),
-        ("gpu --entries 5", "--entries must be at least 100, got 5"),
-        ("gpu", "--device cuda found no GPU; rehearse with --device cpu"),
+        ("kernel", "benchmark 'kernel' does not exist; choose from accuracy, "),
+        ("kernels --json none/x.json", FOLDER),
+        ("compression --methods foo", "compressor=foo does not exist"),
         ("sync --methods nothing", "compressor=nothing does not exist"),
         (f"{ACCURACY} --case foo", HOOKS),
         (f"{ACCURACY} --case spardl.topka,optimizer=adam", "write optimizer=True or optimizer=False, not 'adam'"),
@@ -190,15 +163,13 @@ FOLDER = "--json none/x.json: create the folder none first"
 )
 def test_bad_input_is_one_line(words: str, reason: str, capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "0")
-    monkeypatch.setattr("torch.cuda.is_available", lambda: False)
-    monkeypatch.setenv("WORLD_SIZE", "2" if "--throttle" in words else "1")
     assert bench.main(words.split()) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("error: ")
     assert reason in line
 
 
-@pytest.mark.parametrize("words", ["sync", "overlap --gbit 1", "link", "hooks", ACCURACY])
+@pytest.mark.parametrize("words", ["sync", "overlap --gbit 1 --model profile:x", "hooks", ACCURACY])
 def test_who_is_no_worker_is_told_so(words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert bench.main(words.split()) == 2
@@ -208,19 +179,17 @@ def test_who_is_no_worker_is_told_so(words: str, monkeypatch: pytest.MonkeyPatch
 
 def test_a_count_of_none_is_refused(capsys: Any) -> None:
     with pytest.raises(SystemExit):
-        bench.main(["merge", "--repetitions", "0"])
+        bench.main(["kernels", "--repetitions", "0"])
     assert "must be at least 1, got 0" in capsys.readouterr().err
 
 
 SHORTLY = {
-    "link": "--mb 1 --rounds 2 --short-rounds 3",
     "overlap": "--model profile:scripts/profiles/resnet20.json --rounds 1 --steps 1 --compute 0.05",
     "sync": "--entries 50000 --settle 2 --repetitions 1",
     "hooks": "--rounds 2 --steps 2 --settle 2 --seeds 1 --train model=resnet20,dataset=digits",
     "selection": "--entries 20000 --settle 2 --repetitions 1",
-    "packing": "--entries 20000 --repetitions 1",
-    "merge": "--entries 20000 --repetitions 1",
-    "schedules": "--models resnet50",
+    "kernels": "--entries 20000 --repetitions 1",
+    "compression": "--methods none --workers 2",
 }
 
 
@@ -249,43 +218,13 @@ def test_commands_of_the_pages_run(command: str, tmp_path: Path) -> None:
         words[:1] = [sys.executable, "-m", "torch.distributed.run", "--local-addr", "127.0.0.1"]
     done = program(*words[1:])
     assert done.returncode == 0, done.stderr
-    assert "| --- |" in done.stdout
+    assert name == "compression" or "| --- |" in done.stdout
     assert json.loads((tmp_path / "found.json").read_text())
-
-
-@in_a_lab
-@pytest.mark.skipif(not tool("iptables"), reason="needs the program iptables")
-def test_a_lab_with_a_delay(tmp_path: Path) -> None:
-    """A round takes gloo two ways: the receiver says that it is ready, then it is sent to."""
-    file = tmp_path / "link.json"
-    words = ["run", "--workers", "3", "--gbit", "1", "--delay-ms", "2", "--timeout", "200", "--", sys.executable]
-    done = lab(*words, "-W", "ignore", "scripts/bench.py", "link", *SHORTLY["link"].split(), "--json", str(file))
-    assert done.returncode == 0, done.stderr
-    found = json.loads(file.read_text())
-    assert (found["workers"], found["bytes"]) == (3, 1_000_000)
-    seconds = found["seconds"]
-    assert {name: len(times) for name, times in seconds.items()} == {"round_trip": 3, "short_round": 3, "long_round": 2}
-    assert min(seconds["round_trip"]) >= 4e-3
-    assert min(seconds["short_round"]) >= 2e-3
-    # 128 KiB may go at once.
-    assert min(seconds["long_round"]) >= (found["bytes"] - 131072) * 8e-9 + 2e-3
-    assert "| round trip |" in done.stdout
-
-
-@pytest.mark.slow
-def test_a_throttle_without_a_lab(tmp_path: Path) -> None:
-    file = tmp_path / "link.json"
-    words = ["link", *SHORTLY["link"].split(), "--throttle", "ethernet_1g", "--json", str(file)]
-    done = program(*TORCHRUN, "scripts/bench.py", *words)
-    assert done.returncode == 0, done.stderr
-    seconds = json.loads(file.read_text())["seconds"]
-    assert min(seconds["short_round"]) >= 50e-6 + 8 * 8e-9
-    assert min(seconds["long_round"]) >= 50e-6 + 1e6 * 8e-9
 
 
 def test_sleeping_model_matches_its_profile(tmp_path: Path) -> None:
     PROFILE.write(tmp_path / "three.json")
-    job = emulated.from_profile(str(tmp_path / "three.json"), Namespace(compute=0.048))
+    job = emulated.from_profile(str(tmp_path / "three.json"), 0.048)
     gradient = FlatGradient(job.model.named_parameters())
     assert [layer.entries for layer in gradient.layers] == [4000, 5000, 7000]
     optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)
@@ -335,44 +274,3 @@ def test_schedules_on_a_shaped_network(tmp_path: Path) -> None:
     assert all(row["streams"] == 1 and row["predicted"] > 0 for row in alone)
     assert all(row["streams"] == 2 and row["predicted"] is None for row in several)
     assert all(len(row["seconds"]) == 2 for row in found)
-
-
-def test_selections_are_exact_and_measured_by_type(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SPARDL_KERNELS", "portable")
-    rows = gpu.select(torch.device("cpu"), 1000, turns=1)
-    assert [(row["entries"], row["dtype"]) for row in rows] == [(1000, "float32"), (1000, "bfloat16")]
-    assert all(row["exact"] and min(row["select"], row["topk"], row["copy"]) > 0 for row in rows)
-
-
-def test_reads_count_as_waits_without_a_gpu() -> None:
-    values = torch.ones(3)
-    counts = gpu.counted(torch.device("cpu"), lambda: (values.sum().item(), values.max().item()))
-    assert counts == {"launches": None, "waits": 2}
-
-
-def test_a_gpu_is_judged_and_a_rehearsal_is_not(capsys: pytest.CaptureFixture[str]) -> None:
-    row = {"entries": 9, "dtype": "float32", "exact": True, "select": 3.0, "topk": 4.0, "copy": 1.0}
-    for device in ("cuda", "cpu"):
-        gpu.report_selection(gpu.judge_on(device), [row, {**row, "topk": 2.0}, {**row, "copy": 0.5}])
-    verdicts = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
-    assert verdicts == ["ok", "slow", "slow", "tried", "tried", "tried"]
-
-
-@pytest.mark.slow
-def test_every_measurement_of_a_gpu_is_written(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], tmp_path: Path
-) -> None:
-    """All sections but the checks of the doctor, which has its own tests."""
-    monkeypatch.setenv("SPARDL_KERNELS", "portable")
-    file = tmp_path / "found.json"
-    words = ["--device", "cpu", "--entries", "1000", "--turns", "1", "--small", "--json", str(file)]
-    assert bench.main(["gpu", *words, "--sections", "selection", "synchronization", "training"]) == 0
-    results = json.loads(file.read_text())["results"]
-    over = [f"synchronization, {workers} over gloo on cpu" for workers in ("1 worker", "2 workers")]
-    assert list(results) == ["selection", *over, "training"]
-    for section in over:
-        assert [row["method"] for row in results[section]] == list(gpu.METHODS)
-    assert all(row["bytes"] > 0 for row in results[over[1]])
-    assert [row["way"] for row in results["training"]] == list(gpu.WAYS)
-    rows = [row for found in results.values() for row in found]
-    assert capfd.readouterr().out.count("tried ") == len(rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import math
 import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -12,8 +10,6 @@ from typing import Any
 
 import pytest
 
-import spardl
-from scripts import break_even as tables
 from scripts import docs, learning
 from scripts.exhibits import base
 from scripts.exhibits.measures import metric_curve, shown_interval
@@ -21,6 +17,7 @@ from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.tables import Cell, Row, Table
 from scripts.exhibits.tried import reached
+from scripts.pages import break_even as tables
 from scripts.pages import quotes
 from scripts.pages.marked import without_missing
 from spardl.basics.errors import ConfigError
@@ -30,7 +27,7 @@ from spardl.diagnostics import Advice, Choice
 from spardl.schedules.fusion import Linear
 
 # These pages take from ten seconds to minutes.
-SLOW = ("methods", "tables/break-even", "tables/claims", "tables/measurements", "tables/results", "tables/timeline")
+SLOW = ("methods", "tables/break-even", "tables/claims", "tables/measurements", "tables/results")
 NAMES = "spardl/method/names.py"
 HOOKS = "docs/tables/torch-hooks.md"
 
@@ -95,12 +92,6 @@ def test_missing_files_are_reported(tree: Path, program: Any, monkeypatch: pytes
 def test_wrong_input_is_one_line(name: str, complaint: str, tree: Path, program: Any) -> None:
     (tree / HOOKS).write_text("no marks")
     assert program("docs", "--check", name) == (2, "", f"error: {complaint}\n")
-
-
-@pytest.mark.parametrize("words", [[], ["--write", "--check"], ["--list", "--check"]])
-def test_exactly_one_action_is_required(words: list[str], program: Any) -> None:
-    with pytest.raises(SystemExit):
-        program("docs", *words)
 
 
 def test_list_names_every_page_with_marks(program: Any) -> None:
@@ -265,49 +256,3 @@ def test_below_the_break_even_bandwidth_a_sparse_method_wins() -> None:
 def test_what_always_pays_and_what_never_does() -> None:
     assert tables.break_even(profile(), 8, line(1e9, 0.0)) == "never"
     assert tables.break_even(profile().scaled(1e-9), 8, line(0.0, 0.0)) == "400 and more"
-
-
-def test_measured_times_are_used(tmp_path: Path) -> None:
-    path = tmp_path / "times.json"
-    path.write_text(json.dumps({"workers": {"4": {"spardl, 2 teams": {"fixed": 1.0, "per_entry": 2.0}}}}))
-    compressing = tables.measured(path)(4)
-    assert compressing("spardl", {"density": 0.1, "teams": 2})(3) == 7.0
-    with pytest.raises(spardl.SpardlError, match=r"times.json has no times of \(4, 'spardl'\); create it again"):
-        compressing("spardl", {"teams": 1})
-    path.write_text("[]")
-    with pytest.raises(spardl.SpardlError, match=r"times.json contains no valid times .*--measure"):
-        tables.measured(path)
-
-
-def test_the_file_of_times_has_all_that_the_tables_ask_for() -> None:
-    for workers in tables.WORKERS:
-        found = tables.advise(profile(), 1, workers, compressing=tables.measured(tables.MEASURED)(workers))
-        assert all(math.isfinite(choice.seconds) for choice in found.choices)
-
-
-def test_what_a_gpu_is_assumed_to_take() -> None:
-    line = tables.COMPRESSING["spardl"]
-    for workers in (4, 64):
-        seconds = tables.assumed(workers)("spardl", {"density": 0.01})
-        assert seconds(1) == pytest.approx(line.start + workers * line.worker, rel=1e-3)
-        assert seconds(10**6) - seconds(1) == pytest.approx(1e6 * line.entry, rel=0.05)
-    assert tables.assumed(4)("bf16", {}) == tables.ASSUMED_CAST
-
-
-def test_measuring_gives_what_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
-    turns = iter([[3.0, 9.0, 9.0], [9.0, 4.0, 9.0], [9.0, 9.0, 6.0]] * 4)
-    monkeypatch.setattr(tables, "WORKERS", (2,))
-    monkeypatch.setattr(tables, "SIZES", (200, 400, 800))
-    monkeypatch.setattr(tables, "measure_compression", lambda *arguments: (None, next(turns)))
-    path = tmp_path / "times.json"
-    assert "2 workers, spardl: Linear(" in program("break_even", "--measure", path).out
-    compressing = tables.measured(path)(2)
-    for name in ("bf16", "topka", "oktopk", "spardl"):
-        # The least of three turns: 3, 4 and 6 s at 100, 200 and 400 entries.
-        assert compressing(name, {})(1000) == pytest.approx(12.0)
-
-
-def test_tables_are_printed(monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
-    monkeypatch.setattr(tables, "devices", lambda: ["a", "b"])
-    monkeypatch.setattr(tables, "table", str.upper)
-    assert program("break_even") == (0, "A\n\nB\n", "")

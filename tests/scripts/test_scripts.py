@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 from itertools import product
 from pathlib import Path
@@ -14,9 +13,7 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 
 from scripts import choices
-from scripts.exhibits.jobs import Training
 from scripts.exhibits.kinds.trainings import LEFT_OUT
-from scripts.exhibits.papers.catalogue import catalogue
 from spardl.method.recipes import recipes
 from tests.support.harness import published_methods
 
@@ -98,13 +95,6 @@ def test_the_same_is_composed(words: tuple[str, ...]) -> None:
 
 
 @pytest.mark.usefixtures("composing")
-def test_no_line_leaves_anything_to_the_next() -> None:
-    before = choices.composed("compressor=topk")
-    choices.composed("compressor=topk", "seed=9", "+model.more=1", "~training.log_every")["model"].clear()
-    assert choices.composed("compressor=topk") == before == whole("compressor=topk")
-
-
-@pytest.mark.usefixtures("composing")
 @pytest.mark.parametrize(
     "word", ["compressor=nothing", "nonsense=1", "seed=1,2", "compressor=topk,none", "~nonsense", "+seed=1", "a=[", "x"]
 )
@@ -114,16 +104,3 @@ def test_the_same_is_refused(word: str) -> None:
     with pytest.raises(type(of_hydra.value)) as ours:
         choices.composed(word)
     assert str(ours.value) == str(of_hydra.value)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("composing")
-def test_trainings_of_all_exhibits_are_composed_alike() -> None:
-    """A sample of some hundred, of every scale."""
-    scales = ("smoke", "laptop", "evening", "paper")
-    exhibits = [
-        (each, scale) for each in catalogue().values() for scale in scales if scale in getattr(each, "plans", ())
-    ]
-    jobs = [job for each, scale in exhibits for job in each.jobs(scale) if isinstance(job, Training)]
-    for job in random.Random(0).sample(jobs, 120):
-        assert job.config == whole(*job.words, f"cluster={job.cluster}"), job.command

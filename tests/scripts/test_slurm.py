@@ -24,7 +24,7 @@ pytestmark = [pytest.mark.slurm, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="session")
-def started() -> Iterator[Slurm | str]:
+def started() -> Iterator[Slurm]:
     with tempfile.TemporaryDirectory(prefix="spardl-") as folder:
         Path(folder).chmod(0o755)
         with running(Path(folder) / "slurm", nodes=2) as found:
@@ -33,10 +33,9 @@ def started() -> Iterator[Slurm | str]:
 
 @pytest.fixture
 def slurm(request: pytest.FixtureRequest) -> Iterator[Slurm]:
-    reason = missing()
-    found = reason or request.getfixturevalue("started")
-    if isinstance(found, str):
-        pytest.skip(found)
+    if reason := missing():
+        pytest.skip(reason)
+    found: Slurm = request.getfixturevalue("started")
     yield found
     if jobs := found.queue():
         found.ask("scancel", "--full", *jobs)
@@ -226,8 +225,6 @@ def test_a_lab_is_gone_after_down(tmp_path: Path) -> None:
         Path(parent).chmod(0o755)
         folder = Path(parent) / "slurm"
         with running(folder, nodes=1) as found:
-            if isinstance(found, str):
-                pytest.skip(found)
             again = lab("up", "--folder", str(folder))
             assert (again.returncode, len(again.stderr.splitlines())) == (2, 1)
             assert found.ask("srun", "--ntasks=1", sys.executable, "-c", "print('here')") == "here\n"

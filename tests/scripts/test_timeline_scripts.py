@@ -12,6 +12,7 @@ import pytest
 from scripts import bench
 from spardl.clusters.profile import Profile
 from spardl.diagnostics.cli import front, run
+from tests.scripts.conftest import Done
 
 ROOT = Path(__file__).resolve().parents[2]
 PROFILES = ROOT / "scripts" / "profiles"
@@ -23,6 +24,12 @@ ENTRIES = {
     "bert_base": 110_111_042,
     "bert_large": 336_232_258,
 }
+
+
+@pytest.fixture
+def spardl(capsys: pytest.CaptureFixture[str]) -> Any:
+    """The command of the package in this process; returns its exit code and what it printed."""
+    return lambda *words: Done(run(front, list(map(str, words)), "spardl"), *capsys.readouterr())
 
 
 def cells(text: str) -> list[list[str]]:
@@ -39,7 +46,7 @@ def test_the_profiles_are_of_the_published_models(name: str) -> None:
     assert 1 < profile.backward / profile.forward < 3
 
 
-def test_a_choice_of_train_is_profiled_and_predicted(program: Any, tmp_path: Path) -> None:
+def test_a_choice_of_train_is_profiled_and_predicted(program: Any, spardl: Any, tmp_path: Path) -> None:
     path = tmp_path / "tiny.json"
     words = ["--batch", 2, "--passes", 1, "--warmup", 1, "--threads", 1, "--out", path]
     done = program("profile_model", "train:model=resnet20,dataset=digits", *words)
@@ -47,7 +54,7 @@ def test_a_choice_of_train_is_profiled_and_predicted(program: Any, tmp_path: Pat
     profile = Profile.read(path)
     assert (profile.model, profile.batch, sum(profile.entries)) == ("train:model=resnet20,dataset=digits", 2, 269434)
     files = ["--picture", tmp_path / "tiny.png", "--json", tmp_path / "predictions.json"]
-    done = program("timeline", path, "--workers", 8, "--methods", "none,topka,spardl", "--compute", 0.01, *files)
+    done = spardl("timeline", path, "--workers", 8, "--methods", "none,topka,spardl", "--compute", 0.01, *files)
     assert done.code == 0, done.err
     header, _, *rows = cells(done.out)
     assert [row[0] for row in rows] == ["none", "topka", "spardl"]
@@ -63,113 +70,75 @@ def test_a_choice_of_train_is_profiled_and_predicted(program: Any, tmp_path: Pat
     assert (written["workers"], written["network"]) == (8, "1gbit")
 
 
-def test_compression_is_measured_and_used(program: Any, tmp_path: Path) -> None:
+def test_compression_is_measured_and_used(spardl: Any, tmp_path: Path) -> None:
     path = tmp_path / "times.json"
-    done = program("compression", "--methods", "none,spardl", "--workers", 2, "--out", path)
-    assert done.code == 0, done.err
+    assert bench.main(["compression", "--methods", "none,spardl", "--workers", "2", f"--json={path}"]) == 0
     plain = json.loads(path.read_text())
     assert plain["workers"] == 2
     assert plain["methods"]["spardl"]["seconds"][-1] > 0
     plain["methods"]["spardl"] = {"fixed": 5.0, "per_entry": 0.0}
     path.write_text(json.dumps(plain))
-    words = [PROFILES / "resnet50.json", "--methods", "spardl", "--schedules", "after_backward"]
+    words = ["timeline", PROFILES / "resnet50.json", "--methods", "spardl", "--schedules", "after_backward"]
     plainly, compressed = (
-        float(cells(program("timeline", *words, "--workers", 2, *more).out)[-1][1])
-        for more in ([], ["--compression", path])
+        float(cells(spardl(*words, "--workers", 2, *more).out)[-1][1]) for more in ([], ["--compression", path])
     )
     assert compressed == pytest.approx(plainly + 5, rel=1e-2)
-    done = program("timeline", *words, "--workers", 4, "--compression", path)
+    done = spardl(*words, "--workers", 4, "--compression", path)
     assert done.code == 2
     assert "was measured with 2 workers, not 4" in done.err
 
 
-@pytest.mark.slow
-def test_the_bench_has_every_cell(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    assert bench.main(["schedules", "--models", "resnet50", f"--json={tmp_path / 'b.json'}"]) == 0
-    assert len(cells(capsys.readouterr().out)) == 4 + 4 * 3 + 4 * 5
-    plain = json.loads((tmp_path / "b.json").read_text())
-    assert len(plain["schedules"]) == 2 * 2
-    assert len(plain["layer_fusion"]) == 2 * 2 * 3
-    for row in plain["schedules"]:
-        seconds = row["seconds"]
-        assert len(seconds) == 7
-        assert seconds["LayerFusion"] <= min(
-            seconds[name] for name in ("WFBP (per layer)", "DDP-like 25 MB", "MG-WFBP")
-        )
-        assert seconds["DeAR tuned"] <= seconds["DeAR 25 MB"]
-    for row in plain["layer_fusion"]:
-        *others, fused = row["seconds"].values()
-        assert fused <= min(others)
-
-
 @pytest.mark.parametrize(
-    ("name", "words", "complaint"),
+    ("words", "complaint"),
     [
-        ("timeline", ["none.json"], "none.json is not a profile"),
-        ("timeline", [PROFILES / "resnet50.json", "--schedules", "foo"], "--schedules foo is unknown"),
-        ("timeline", [PROFILES / "resnet50.json", "--methods", "foo"], "--methods foo is unknown"),
-        ("timeline", [PROFILES / "resnet50.json", "--network", "foo"], "foo is not a network"),
-        ("timeline", [PROFILES / "resnet50.json", "--workers", 0], "'--workers': 0 is not in the range x>=1"),
-        ("timeline", [PROFILES / "resnet50.json", "--compute", -1], "got -1"),
-        ("timeline", [PROFILES / "resnet50.json", "--compression", "none.json"], "not a file of compression times"),
-        ("compression", ["--methods", "foo", "--out", "x.json"], "compressor=foo does not exist"),
-        (
-            "profile_model",
-            ["foo", "--out", "x.json"],
-            "torchvision:NAME, timm:NAME, transformers:NAME, train:NAME, got foo",
-        ),
-        ("profile_model", ["transformers:foo", "--out", "x.json"], "choose one of bert-base, bert-large"),
-        ("profile_model", ["torchvision:foo", "--out", "x.json"], "torchvision has no model foo"),
-        ("profile_model", ["train:model=foo", "--out", "x.json"], "train.py cannot make model=foo"),
-        ("profile_model", ["torchvision:resnet18", "--cpu-seconds", "--out", "x.json"], "--threads 1"),
-        (
-            "profile_model",
-            ["torchvision:resnet18", "--batch", 0, "--out", "x.json"],
-            "'--batch': 0 is not in the range x>=1",
-        ),
+        ("foo", "torchvision:NAME, timm:NAME, train:NAME, got foo"),
+        ("torchvision:foo", "torchvision has no model foo"),
+        ("train:model=foo", "train.py cannot make model=foo"),
+        ("torchvision:resnet18 --cpu-seconds", "--threads 1"),
+        ("torchvision:resnet18 --batch 0", "'--batch': 0 is not in the range x>=1"),
+        ("timm:inception_v4", "; pip install timm"),
     ],
 )
-def test_bad_input_is_one_line(program: Any, name: str, words: list[object], complaint: str) -> None:
-    done = program(name, *words)
+def test_what_cannot_be_profiled_is_one_line(
+    program: Any, words: str, complaint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "timm", None)
+    done = program("profile_model", *words.split(), "--out", "x.json")
     assert done.code == 2
     assert complaint in done.err
     assert len(done.err.splitlines()) == 1
     assert not (ROOT / "x.json").exists()
 
 
-def test_a_missing_package_is_named(program: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "timm", None)
-    done = program("profile_model", "timm:inception_v4", "--out", "x.json")
-    assert done.code == 2
-    assert done.err.endswith("; pip install timm\n")
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["--schedules", "foo"], "--schedules foo is unknown"),
+        (["--network", "foo"], "foo is not a network"),
+        (["--workers", 0], "'--workers': 0 is not in the range x>=1"),
+        (["--compute", -1], "got -1"),
+        (["--compression", "none.json"], "not a file of compression times"),
+    ],
+)
+def test_what_cannot_be_predicted_is_one_line(spardl: Any, words: list[object], complaint: str) -> None:
+    done = spardl("timeline", PROFILES / "resnet50.json", *words)
+    assert (done.code, len(done.err.splitlines())) == (2, 1)
+    assert complaint in done.err
 
 
 def commands() -> list[list[str]]:
     """Of the page, but those that profile the large models; test_bench.py runs benchmarks."""
     blocks = (ROOT / "docs" / "schedules.md").read_text().split("## The timeline model")[1].split("```sh\n")[1:]
     lines = [line.split(" #")[0] for block in blocks for line in block.split("```")[0].splitlines()]
-    large = ("profile_model", "spardl profile", "bench.py")
-    return [line.split() for line in lines if "train:" in line or not any(name in line for name in large)]
+    return [line.split() for line in lines if "train:model=resnet20" in line or "spardl timeline" in line]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("words", commands(), ids=" ".join)
 def test_commands_run(
-    program: Any,
-    tmp_path: Path,
-    words: list[str],
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    program: Any, spardl: Any, tmp_path: Path, words: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(ROOT)
-    options = [str(tmp_path / word) if word == "timeline.png" else word for word in words]
-    if "--out" in options:
-        options[options.index("--out") + 1] = str(tmp_path / "out.json")
-    if "compression.json" in words:
-        options += ["--workers", "4"]
-    if options[0] == "spardl":
-        code = run(front, options[1:], "spardl")
-        assert code == 0, capsys.readouterr().err
-    else:
-        done = program(Path(options[1]).stem, *options[2:])
-        assert done.code == 0, done.err
+    options = [str(tmp_path / word) if word in ("timeline.png", "resnet20.json") else word for word in words]
+    done = spardl(*options[1:]) if options[0] == "spardl" else program(Path(options[1]).stem, *options[2:])
+    assert done.code == 0, done.err

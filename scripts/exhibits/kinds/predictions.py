@@ -6,11 +6,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from scripts.benchmarks import schedules as bench_schedules
 from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.sheets import Chart, Dots, Figures
 from scripts.exhibits.jobs import Computation
-from scripts.exhibits.kinds import number
+from scripts.exhibits.kinds import gpu, number
 from scripts.exhibits.outcomes import failed
 from scripts.exhibits.tables import Cell, Row, Table
 
@@ -24,7 +23,7 @@ def by_network(
     title: str, columns: Sequence[str], rows: Callable[[str], Mapping[str, Sequence[float | str]]]
 ) -> dict[str, Any]:
     """One sheet for each network of the predictions; ``rows`` returns its figures by the name of the network."""
-    return {"sheets": [sheet(f"{title}, {network}", columns, rows(network)) for network in bench_schedules.NETWORKS]}
+    return {"sheets": [sheet(f"{title}, {network}", columns, rows(network)) for network in gpu.NETWORKS]}
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from types import MappingProxyType
 from typing import Any
 
 from scripts import choices
-from scripts.benchmarks import schedules as bench_schedules
+from scripts.exhibits.kinds import gpu
 from scripts.exhibits.kinds.predictions import by_network, sheet
 from spardl.clusters.network import PRESETS
 from spardl.clusters.profile import Profile
@@ -31,13 +31,13 @@ TRIALS = (5, 10, 20)
 
 def profiles_of(models: Sequence[str]) -> Mapping[str, Profile]:
     """Profiles of the models on the assumed GPU."""
-    return bench_schedules.devices(models)[1].profiles
+    return gpu.assumed_gpu(models)
 
 
 def _costs(workers: int, network: str) -> schedules.MethodCosts:
     with choices.composing():
         method = choices.build("none", "warmup.steps=0")
-    return schedules.MethodCosts.of(method, workers, PRESETS[network], bench_schedules.NOTHING)
+    return schedules.MethodCosts.of(method, workers, PRESETS[network], gpu.NOTHING)
 
 
 def _tuned(profile: Profile, costs: schedules.MethodCosts) -> Timeline:
@@ -70,7 +70,7 @@ def speed(models: Sequence[str]) -> dict[str, Any]:
     profiles = profiles_of(models)
 
     def rows(network: str) -> dict[str, list[float]]:
-        costs, found = _costs(bench_schedules.WORKERS, network), {}
+        costs, found = _costs(gpu.WORKERS, network), {}
         for model, profile in profiles.items():
             seconds = [_predict(column, profile, costs).seconds for column in DENSE]
             found[model] = [*seconds, min(seconds[: len(OTHERS)]) / seconds[-1], seconds[0] / seconds[-1]]
@@ -84,7 +84,7 @@ def no_fusion(models: Sequence[str]) -> dict[str, Any]:
     profiles = profiles_of(models)
 
     def rows(network: str) -> dict[str, list[float]]:
-        costs, found = _costs(bench_schedules.WORKERS, network), {}
+        costs, found = _costs(gpu.WORKERS, network), {}
         for model, profile in profiles.items():
             whole, halves, tuned = (_predict(column, profile, costs).seconds for column in ALONE)
             found[model] = [whole, halves, tuned, whole / halves, min(whole, halves) / tuned]
@@ -99,7 +99,7 @@ def breakdown(models: Sequence[str]) -> dict[str, Any]:
     profiles = profiles_of(models)
 
     def rows(network: str) -> dict[str, list[float]]:
-        costs, found = _costs(bench_schedules.WORKERS, network), {}
+        costs, found = _costs(gpu.WORKERS, network), {}
         for (model, profile), column in product(profiles.items(), DENSE):
             step = _predict(column, profile, costs)
             computing = step.busy(Lane.COMPUTE)
@@ -127,8 +127,8 @@ def scaling(models: Sequence[str], workers: Sequence[int]) -> dict[str, Any]:
 def tuning(models: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """Share of the best speed that Bayesian optimization, random and grid search reach after some trials."""
     rows: dict[str, list[float | str]] = {}
-    for network in bench_schedules.NETWORKS:
-        costs = _costs(bench_schedules.WORKERS, network)
+    for network in gpu.NETWORKS:
+        costs = _costs(gpu.WORKERS, network)
         for model, profile in profiles_of(models).items():
             curve = _curve(profile, costs)
             best = min(map(curve, _grid(101)))
@@ -180,7 +180,7 @@ SEARCHES: Mapping[str, Callable[[Curve, int, int], float]] = MappingProxyType(
 
 
 WORKERS = 16
-METHODS = (*bench_schedules.FUSED, "none")
+METHODS = (*gpu.FUSED, "none")
 APART, BETTER = "alone / fused", "best other / fused"
 BUCKETS = f"{schedules.BUCKET_MB:g} MB buckets"
 PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
@@ -189,7 +189,7 @@ PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
 def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[float]]:
     """Seconds of an iteration by model and method for each partition, and without communication."""
     profiles = profiles_of(models)
-    lines = bench_schedules.assumed_compression(WORKERS)
+    lines = gpu.assumed_compression(WORKERS)
     found = {}
     for method in METHODS:
         with choices.composing():

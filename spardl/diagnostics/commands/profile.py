@@ -58,10 +58,6 @@ class Sizes(Protocol):
     def size(self) -> int | None:
         """Side of a square picture in pixels; ``None`` for the default of the model."""
 
-    @property
-    def seq(self) -> int:
-        """Number of tokens of each text."""
-
 
 Source: TypeAlias = Callable[[str, Sizes], Job]
 """Creates a job from the name of a model and the sizes."""

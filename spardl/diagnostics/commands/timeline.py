@@ -209,7 +209,7 @@ def timeline_command(
     @click.option("--methods", default="none,spardl", show_default=True, help=f"{methods}, separated by commas.")
     @click.option("--schedules", default=",".join(SCHEDULES), help=f"Some of {', '.join(SCHEDULES)} [all].")
     @click.option("--compute", type=float, help="Scale each profile to these seconds of the forward and backward pass.")
-    @click.option("--compression", type=path, help="Times of compression, from scripts/compression.py [none].")
+    @click.option("--compression", type=path, help="Times of compression, from scripts/bench.py compression [none].")
     @click.option("--picture", type=path, help="Draw all timelines to this file (.png, .svg, .pdf).")
     @click.option("--json", "json_file", type=path, help="Write the predictions to this file.")
     def command(

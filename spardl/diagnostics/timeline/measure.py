@@ -72,7 +72,7 @@ def measure_compression(
 
 
 def read_compression(path: Path, workers: int) -> Mapping[str, Linear]:
-    """Reads a file with times of compression that scripts/compression.py has measured; returns them by method.
+    """Reads a file with times of compression that scripts/bench.py compression has measured; returns them by method.
 
     Args:
         path: File to read.
@@ -87,11 +87,11 @@ def read_compression(path: Path, workers: int) -> Mapping[str, Linear]:
         measured = plain["workers"]
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ConfigError(
-            f"{path} is not a file of compression times ({error!r}); create one with scripts/compression.py"
+            f"{path} is not a file of compression times ({error!r}); create one with scripts/bench.py compression"
         ) from error
     if measured != workers:
         raise ConfigError(
-            f"{path} was measured with {measured} workers, not {workers}; create one with scripts/compression.py"
+            f"{path} was measured with {measured} workers, not {workers}; create one with scripts/bench.py compression"
         )
     return found
 

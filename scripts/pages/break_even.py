@@ -1,43 +1,29 @@
-"""Prints the tables of docs/tables/break-even.md: which method is fastest on which network, by spardl.advise.
-
-python scripts/break_even.py
-python scripts/break_even.py --measure compressing.json
+"""Tables of docs/tables/break-even.md: which method is fastest on which network, by spardl.advise.
 
 Each model is predicted twice: as measured on a CPU (scripts/profiles/), and with that profile scaled to an ASSUMED GPU
-time (scripts/exhibits/kinds/gpu.py, scripts/benchmarks/schedules.py). Compression on the CPU was measured once,
-with --measure, and is stored in scripts/profiles/break_even.json, so that the tables do not change from run to run.
-scripts/docs.py writes them into the page.
+time (scripts/exhibits/kinds/gpu.py). Compression on the CPU was measured once (bench.py compression) and is stored in
+scripts/profiles/break_even.json, so that the tables do not change from run to run.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
-import sys
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import torch
-
 import spardl
-from scripts.benchmarks import schedules as bench_schedules
-from scripts.exhibits.kinds.gpu import COMPRESSING, MODELS, seconds_to_compress
-from spardl.basics.errors import ConfigError
-from spardl.basics.files import read_json, write_atomically
+from scripts.exhibits.kinds.gpu import ASSUMED, COMPRESSING, MODELS, NOTHING, PROFILES, seconds_to_compress
+from scripts.pages.marked import replace
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics import Advice, Choice
 from spardl.diagnostics.advice import Compressing
 from spardl.diagnostics.commands.timeline import markdown
-from spardl.diagnostics.timeline.measure import measure_compression
 from spardl.diagnostics.timeline.model import whole
 from spardl.schedules.fusion import Linear
 
-PROFILES = Path(__file__).resolve().parent / "profiles"
-MEASURED = PROFILES / "break_even.json"
 WORKERS = (4, 16, 64)
 NETWORKS: Mapping[str, Network] = MappingProxyType(
     {
@@ -60,18 +46,14 @@ COMPARED = (DENSE, SHORT, "topka", "oktopk", "spardl")
 advise = partial(spardl.advise, methods=COMPARED, schedules=("after_backward", "wfbp", "dear"))
 # A few launches of kernels, and 12 bytes for an entry there and back at 616 GB/s: assumed, low.
 ASSUMED_CAST = Linear(5e-5, 2e-11)
-# Entries of all simulated workers together that are measured at; beyond, the line is drawn on.
-SIZES = (1 << 20, 1 << 23, 1 << 25)
-TURNS = 3
-NOTHING = Linear(0.0, 0.0)
 # Seconds of a GPU for both passes: by profile.
 SECONDS: Mapping[str, float] = MappingProxyType(
     {
         "vgg16": MODELS["vgg16"].seconds,
-        "resnet50": bench_schedules.ASSUMED["resnet50"].seconds,
+        "resnet50": ASSUMED["resnet50"].seconds,
         "lstm_ptb": MODELS["lstm_ptb"].seconds,
-        "bert_base": bench_schedules.ASSUMED["bert_base"].seconds,
-        "bert_large": bench_schedules.ASSUMED["bert_large"].seconds,
+        "bert_base": ASSUMED["bert_base"].seconds,
+        "bert_large": ASSUMED["bert_large"].seconds,
     }
 )
 
@@ -91,36 +73,19 @@ class Device(NamedTuple):
 
 
 def label(name: str, options: Mapping[str, Any]) -> str:
-    """Returns the name of a method in the tables and in the file of times."""
+    """Returns the name of a method in the tables and in the stored compression times."""
     return f"{name}, {options['teams']} teams" if options.get("teams", 1) > 1 else name
 
 
-# --- what compressing takes
+def measured(workers: int) -> Compressing:
+    """Returns the compression times that were measured on a CPU."""
+    lines = json.loads((PROFILES / "break_even.json").read_text())["workers"][str(workers)]
 
+    def line(name: str, options: Mapping[str, Any]) -> Linear:
+        found = lines[label(name, options)]
+        return Linear(found["fixed"], found["per_entry"])
 
-def measured(path: Path) -> Callable[[int], Compressing]:
-    """Reads the compression times that --measure wrote.
-
-    Raises:
-        ConfigError: If it cannot be read; later, if it lacks a number of workers or a method.
-    """
-    try:
-        plain = read_json(path)["workers"]
-        lines = {
-            (int(workers), name): Linear(line["fixed"], line["per_entry"])
-            for workers, methods in plain.items()
-            for name, line in methods.items()
-        }
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise ConfigError(f"{path} contains no valid times ({error!r}); create it with --measure {path}") from error
-
-    def line(workers: int, name: str, options: Mapping[str, Any]) -> Linear:
-        try:
-            return lines[workers, label(name, options)]
-        except KeyError as error:
-            raise ConfigError(f"{path} has no times of {error}; create it again with --measure {path}") from error
-
-    return lambda workers: lambda name, options: line(workers, name, options)
+    return line
 
 
 def assumed(workers: int) -> Compressing:
@@ -135,41 +100,12 @@ def assumed(workers: int) -> Compressing:
     return seconds
 
 
-def measure() -> dict[str, Any]:
-    """Measures the compression times on one core, of every method that spardl.advise considers, as plain data."""
-    found: dict[str, dict[str, Any]] = {}
-    profile = Profile.read(PROFILES / "resnet20.json")
-    for workers in WORKERS:
-        choices = advise(profile, workers=workers, compressing=lambda name, options: NOTHING).choices
-        found[str(workers)] = {
-            label(choice.method, choice.options): _line(choice, workers) for choice in choices if choice.method != DENSE
-        }
-    return {"device": "cpu, threads: 1", "workers": found}
-
-
-def _line(choice: Choice, workers: int) -> dict[str, Any]:
-    """Fits a line to the shortest times, because other load only adds time."""
-    method, sizes = spardl.make_method(choice.method, **choice.options), [total // workers for total in SIZES]
-    turns = [measure_compression(method, workers, sizes)[1] for _ in range(TURNS)]
-    seconds = [min(turn) for turn in zip(*turns, strict=True)]
-    line = Linear.fit(sizes, seconds)
-    print(f"{workers} workers, {label(choice.method, choice.options)}: {line}", flush=True)
-    return {"fixed": line.fixed, "per_entry": line.per_entry, "entries": sizes, "seconds": seconds}
-
-
 def devices() -> Iterator[Device]:
-    """The GPU as assumed, and the CPU as measured.
-
-    Raises:
-        ConfigError: If a file cannot be read.
-    """
+    """The GPU as assumed, and the CPU as measured."""
     profiles = {model: Profile.read(PROFILES / f"{model}.json") for model in SECONDS}
     scaled = {model: profile.scaled(SECONDS[model]) for model, profile in profiles.items()}
     yield Device("GPU (RTX 2080 Ti, float32), assumed", scaled, assumed)
-    yield Device("CPU (one core of a server), measured", profiles, measured(MEASURED))
-
-
-# --- what wins
+    yield Device("CPU (one core of a server), measured", profiles, measured)
 
 
 def gains(advice: Advice) -> tuple[Choice, float, float]:
@@ -222,31 +158,6 @@ def table(device: Device) -> str:
     return f"{device.title}:\n\n{markdown([header, *rows])}"
 
 
-def tables() -> str:
-    """Returns the tables of all devices.
-
-    Raises:
-        ConfigError: If a file cannot be read.
-    """
-    return "\n\n".join(map(table, devices()))
-
-
-def main() -> int:
-    """Runs the command line, and returns the exit code."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--measure", type=Path, metavar="FILE", help="measure compression times and write them")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    try:
-        if arguments.measure:
-            write_atomically(arguments.measure, f"{json.dumps(measure(), indent=1)}\n".encode())
-        else:
-            print(tables())
-    except (ConfigError, OSError, ValueError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+def page(text: str) -> str:
+    """Returns a page with the current tables of all devices."""
+    return replace(text, "break-even", "\n\n".join(map(table, devices())))

@@ -18,7 +18,7 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from statistics import mean
@@ -40,7 +40,6 @@ from scripts.exhibits.pages.runs import (
     Finished,
     Method,
     Unfinished,
-    caveats,
     collect,
     compare,
     differences,
@@ -102,11 +101,15 @@ def settings(comparison: Comparison) -> Table | None:
 
 
 def remarks(finished: Sequence[Finished], others: Sequence[Unfinished]) -> list[Table]:
-    """Caveats of the runs, and folders without a finished run with the reason, if there are any."""
-    warned = [Row(words, [Cell(", ".join(folders))], ()) for words, folders in caveats(finished).items()]
+    """Caveats with the runs that have them, and folders without a finished run with the reason, if there are any."""
+    warned: dict[str, list[str]] = {}
+    for run in finished:
+        for caveat in run.summary.get("caveats", ()):
+            warned.setdefault(caveat, []).append(run.folder.name)
+    caveats = [Row(caveat, [Cell(", ".join(names))], ()) for caveat, names in warned.items()]
     missing = [Row(str(folder), [Cell(state, bad=True)], ()) for folder, state in others]
     tables = [
-        Table("Caveats", ("caveat", RUNS), warned),
+        Table("Caveats", ("caveat", RUNS), caveats),
         Table("Folders without a finished run", ("folder", "state"), missing),
     ]
     return [table for table in tables if table.rows]
@@ -124,36 +127,19 @@ def basis(runs: Sequence[Finished]) -> Basis:
 
 
 def pictures(comparison: Comparison, wanted: Sequence[str] = ("steps", "seconds")) -> list[Picture]:
-    """Returns the metric against steps and against seconds, in panels of a few methods.
-
-    Args:
-        comparison: Runs of the task.
-        wanted: Fields of :class:`Curve` for the horizontal axis.
-    """
-    clocks = sorted({CLOCKS[run.simulated] for method in comparison.methods for run in method.runs})
-    words = {"steps": "steps", "seconds": f"{' or '.join(clocks)} seconds"}
-    caption = f"{comparison.title}: means of all seeds, bands from the least to the most"
+    """Returns the metric of a task against some fields of :class:`Curve`, in panels of a few methods."""
     names = [method.name for method in comparison.methods]
-    whole = [
-        Picture(clock, caption, partial(draw, comparison, clock, words[clock]), f"against {words[clock]}")
-        for clock in wanted
-    ]
-    return panel_pictures(whole, names, looks(names))
-
-
-def draw(comparison: Comparison, clock: str, label: str, shown: Sequence[str], figure: Any) -> None:
-    """Draws the metric of runs of a task.
-
-    Args:
-        comparison: Runs of the task.
-        clock: Field of :class:`Curve` for the horizontal axis.
-        label: Label of the horizontal axis.
-        shown: Methods to draw.
-        figure: Figure of matplotlib, or a part of it.
-    """
-    axes = figure.subplots()
+    clocks = sorted({CLOCKS[run.simulated] for method in comparison.methods for run in method.runs})
+    labels = {"steps": "steps", "seconds": f"{' or '.join(clocks)} seconds"}
+    caption = f"{comparison.title}: means of all seeds, bands from the least to the most"
     curves: dict[str, list[Curve]] = {method.name: [run.curve for run in method.runs] for method in comparison.methods}
-    draw_means(axes, curves, clock, label, comparison.methods[0].runs[0].summary["metric"], shown=shown)
+
+    def draw(clock: str, shown: Sequence[str], figure: Any) -> None:
+        metric = comparison.methods[0].runs[0].summary["metric"]
+        draw_means(figure.subplots(), curves, clock, labels[clock], metric, shown=shown)
+
+    whole = [Picture(clock, caption, partial(draw, clock), f"against {labels[clock]}") for clock in wanted]
+    return panel_pictures(whole, names, looks(names))
 
 
 def plot(comparisons: Sequence[Comparison], path: Path) -> None:
@@ -170,23 +156,22 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
         figure.savefig(path, dpi=200)
 
 
-def section(number: int, comparison: Comparison) -> page.Section:
-    """Returns the section of one task."""
-    own = f"task-{number}"
-    runs = [run for method in comparison.methods for run in method.runs]
-    sources = {method.name: [source(run) for run in method.runs] for method in comparison.methods}
-    parts = [page.table(results(comparison), f"{own}-results", basis(runs), lambda row: sources[row.name])]
-    parts += page.figures(pictures(comparison), own, basis(runs))
-    differing = settings(comparison)
-    if differing:
-        parts.append(page.table(differing, f"{own}-settings", BARE, lambda row: ()))
-    return page.Section(own, "", comparison.title, "", 0, Markup("").join(parts))
-
-
 def source(run: Finished) -> page.Source:
     """Returns the origin of the figures of a run."""
     where = page.in_words(run.summary.get("environment", {}))
     return page.Source(run.command or UNKNOWN, f"{run.folder}; {where}" if where else str(run.folder))
+
+
+def section(number: int, comparison: Comparison) -> page.Section:
+    """Returns the section of one task."""
+    own = f"task-{number}"
+    known = basis([run for method in comparison.methods for run in method.runs])
+    sources = {method.name: [source(run) for run in method.runs] for method in comparison.methods}
+    parts = [page.table(results(comparison), f"{own}-results", known, lambda row: sources[row.name])]
+    parts += page.figures(pictures(comparison), own, known)
+    if differing := settings(comparison):
+        parts.append(page.table(differing, f"{own}-settings", BARE, lambda row: ()))
+    return page.Section(own, "", comparison.title, "", 0, Markup("").join(parts))
 
 
 def write_page(
@@ -205,77 +190,42 @@ def write_page(
 
 def main() -> int:
     """Runs the command line, and returns the exit code."""
-    if sys.argv[1:2] == [RUNS]:
-        return table_of_runs(sys.argv[2:])
+    one_table = sys.argv[1:2] == [RUNS]
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folders", nargs="+", type=Path, help="run folders, records (.jsonl), or folders of these")
-    parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page to FILE")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="also draw the metric against seconds to FILE")
-    arguments = parser.parse_args()
+    if one_table:
+        form = parser.add_mutually_exclusive_group()
+        form.add_argument("--csv", dest="form", action="store_const", const="csv", help="print CSV with full precision")
+        form.add_argument("--latex", dest="form", action="store_const", const="tex", help="print a LaTeX table")
+    else:
+        parser.add_argument("--html", type=Path, metavar="FILE", help="also write a page to FILE")
+    name = "--png" if one_table else "--plot"
+    parser.add_argument(
+        name, dest="plot", type=Path, metavar="FILE", help="also draw the metric against seconds to FILE"
+    )
+    arguments = parser.parse_args(sys.argv[1 + one_table :])
     with choices.composing():
         finished, others = collect(arguments.folders)
     comparisons = compare(finished)
-    found = [table for each in comparisons for table in (results(each), settings(each)) if table]
-    found += remarks(finished, others)
-    print("\n".join(f"{table.title}\n\n{markdown(table)}" for table in found))
+    if one_table:
+        sys.stderr.writelines(f"skipped {folder}: {state}\n" for folder, state in others)
+        if finished:
+            print(WRITERS[arguments.form or "md"](run_table(comparisons)), end="")
+    else:
+        found = [table for each in comparisons for table in (results(each), settings(each)) if table]
+        found += remarks(finished, others)
+        print("\n".join(f"{table.title}\n\n{markdown(table)}" for table in found))
     if not finished:
-        return no_finished_run()
-
-    def write() -> None:
-        if arguments.html:
-            write_page(arguments.html, comparisons, finished, others)
+        print("error: none of these folders contains a finished run; create one with python train.py", file=sys.stderr)
+        return BAD_INPUT
+    html = None if one_table else arguments.html
+    try:
+        if html or arguments.plot:
+            check_drawing()
+        if html:
+            write_page(html, comparisons, finished, others)
         if arguments.plot:
             plot(comparisons, arguments.plot)
-
-    return written(write, draws=bool(arguments.html or arguments.plot))
-
-
-def table_of_runs(words: Sequence[str]) -> int:
-    """Prints one table of all runs, and draws their curves.
-
-    Args:
-        words: Command line after ``runs``.
-
-    Returns:
-        The exit code.
-    """
-    parser = argparse.ArgumentParser(prog="report.py runs", description="Prints one table of any run folders.")
-    parser.add_argument("folders", nargs="+", type=Path, help="run folders, records (.jsonl), or folders of these")
-    form = parser.add_mutually_exclusive_group()
-    form.add_argument("--csv", dest="form", action="store_const", const="csv", help="print CSV with full precision")
-    form.add_argument("--latex", dest="form", action="store_const", const="tex", help="print a LaTeX table")
-    parser.add_argument("--png", type=Path, metavar="FILE", help="also draw the metric against seconds to FILE")
-    arguments = parser.parse_args(words)
-    with choices.composing():
-        finished, others = collect(arguments.folders)
-    for folder, state in others:
-        print(f"skipped {folder}: {state}", file=sys.stderr)
-    if not finished:
-        return no_finished_run()
-    comparisons = compare(finished)
-    print(WRITERS[arguments.form or "md"](run_table(comparisons)), end="")
-    if arguments.png is None:
-        return FINISHED
-    return written(lambda: plot(comparisons, arguments.png), draws=True)
-
-
-def no_finished_run() -> int:
-    """Says that there is nothing to report, and returns the exit code."""
-    print("error: none of these folders contains a finished run; create one with python train.py", file=sys.stderr)
-    return BAD_INPUT
-
-
-def written(write: Callable[[], None], draws: bool) -> int:
-    """Writes files, and returns the exit code.
-
-    Args:
-        write: Function that writes the files.
-        draws: Whether it needs matplotlib.
-    """
-    try:
-        if draws:
-            check_drawing()
-        write()
     except ConfigError as error:
         print(f"error: {error}", file=sys.stderr)
         return BAD_INPUT

@@ -95,7 +95,7 @@ class Results:
 
     @classmethod
     def on_disk(cls, outputs: Path, jobs: Sequence[Job], store: RecordStore | None = None) -> Results:
-        """Collects results on disk: own results first, then records, then failures."""
+        """Collects results on disk, see :meth:`look`."""
         empty = cls(outputs, {}, store)
         pairs = ((job, empty.look(job)) for job in jobs)
         return cls(outputs, {job: outcome for job, outcome in pairs if outcome}, store)
@@ -150,11 +150,7 @@ class Exhibit(ABC):
         return True
 
     def with_passes(self, given: Mapping[str, MeasuredPasses]) -> Exhibit:
-        """Returns the same exhibit with measured passes by model in place of assumed ones; ignores other models.
-
-        Raises:
-            ConfigError: If a model has another size.
-        """
+        """The same exhibit with measured passes of its models; raises ConfigError if one has another size."""
         del given
         return self
 

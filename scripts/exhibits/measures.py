@@ -18,7 +18,7 @@ INTERVAL = f"Student's {LEVEL:.0%} interval"
 
 
 class Range(NamedTuple):
-    """Confidence interval of a mean; its ends are infinite if there are too few values."""
+    """Confidence interval of a mean; its ends are infinite for fewer than three values."""
 
     low: float
     mean: float

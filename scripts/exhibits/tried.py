@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import Enum
-from hashlib import sha256
 from statistics import mean
 from typing import NamedTuple
 
@@ -34,7 +33,7 @@ class Tried(NamedTuple):
         seconds: Time until the target was reached.
         sent: Bytes as a share of those of dense training.
         role: One of :class:`Role`.
-        jobs: Marks of the jobs behind the line, see :func:`marks`.
+        jobs: Jobs behind the line.
         bad: Whether some trainings failed.
         ran: Whether some trainings were started.
         machine: Machine that the seconds were measured on; several machines have separate seconds.
@@ -47,7 +46,7 @@ class Tried(NamedTuple):
     seconds: str
     sent: str
     role: str
-    jobs: Sequence[str]
+    jobs: Sequence[Job]
     bad: bool = False
     ran: bool = True
     machine: str = ""
@@ -83,11 +82,6 @@ class Target(NamedTuple):
         return cls(value, lower, f"{name}; target {sign} {value:.4g}, within {margin:.0%} of where dense training ends")
 
 
-def marks(jobs: Sequence[Job]) -> list[str]:
-    """Returns a short mark for each job, which identifies it across the sections of a page."""
-    return [sha256(job.command.encode()).hexdigest()[:12] for job in jobs]
-
-
 def reached(curve: Curve, target: Target) -> float | None:
     """Returns the seconds until the first evaluation that reaches the target, if one does."""
     for seconds, value in zip(curve.seconds, curve.values, strict=True):
@@ -111,14 +105,14 @@ def tried(
     failed = any_failed(outcomes)
     if not good:
         reason = next(outcome.fault for outcome in outcomes)
-        return Tried(task, words, method, reason, "", "", role.value, marks(jobs), failed, failed)
+        return Tried(task, words, method, reason, "", "", role.value, jobs, failed, failed)
     shown = _with_interval(values or [final_metric(outcome.data) for outcome in good])
     lost = [outcome.started for outcome in outcomes if outcome.reason is not None]
     counts = (("failed", sum(lost)), (NOT_RUN_YET, len(lost) - sum(lost)))
     metric = "; ".join((shown, *(f"{count} of {len(outcomes)} {words}" for words, count in counts if count)))
     share = f"{share_of_bytes(outcome.data for outcome in good):.2%}"
     machine, until = "; ".join(machines(good)), _until(good, target)
-    return Tried(task, words, method, metric, until, share, role.value, marks(jobs), failed, machine=machine)
+    return Tried(task, words, method, metric, until, share, role.value, jobs, failed, machine=machine)
 
 
 def _with_interval(values: Sequence[float]) -> str:

@@ -42,21 +42,10 @@ def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespa
         return INTERRUPTED
 
 
-def nothing(job: Job, fault: SpardlError | None) -> None:
-    """Ignores how a job ended."""
-
-
-def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = nothing) -> list[Training]:
+def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended | None = None) -> list[Training]:
     """Runs unfinished jobs, some at a time, and prints the progress; measurements, which must run alone, come last.
 
-    Args:
-        jobs: Required jobs; jobs with equal ids run once.
-        outputs: Folder of all runs.
-        at_once: Number of jobs at a time.
-        then: Called when a job ends.
-
-    Returns:
-        The trainings that need a cluster and were not run.
+    Jobs with equal ids run once. Returns the trainings that need a cluster and were not run.
     """
     missing = [job for job in {job.id: job for job in jobs}.values() if job.find(outputs) is None]
     elsewhere = [job for job in missing if isinstance(job, Training) and job.elsewhere]
@@ -66,7 +55,7 @@ def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = not
     return elsewhere
 
 
-def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ended) -> None:
+def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ended | None) -> None:
     outputs.mkdir(parents=True, exist_ok=True)
     print(f"{len(missing)} of {of} jobs to do{_plan(missing)}", flush=True)
     began, done = time.perf_counter(), 0
@@ -75,7 +64,8 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ende
         nonlocal done
         done += 1
         job.note(outputs, fault)
-        then(job, fault)
+        if then:
+            then(job, fault)
         left = (time.perf_counter() - began) / done * (len(missing) - done)
         how = "done" if fault is None else f"failed: {fault}"
         print(f"[{done}/{len(missing)}, {left:.0f} s left] {job.command}: {how}", flush=True)

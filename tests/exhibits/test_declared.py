@@ -78,8 +78,6 @@ def test_an_exhibit_is_read_from_its_file(tmp_path: Path) -> None:
         ("smoke & ", "", "paper.yaml:14: x.one, plans: 'smoke' is missing"),
         ("{dense: compressor=none}", "{SparDL: a=1}", "x.one, methods: 'SparDL' is given twice; remove one"),
         ("kind: trainings", "kind: [trainings]", "x.one, kind: expected a name, got a list; choose from trainings, "),
-        ("short: training", "short: $short training", "paper.yaml:4: short: refers to itself: short -> short; break"),
-        ("{SparDL: compressor=spardl}", "[$sparse]", "paper.yaml:5: sparse: refers to itself: sparse -> sparse;"),
         ("value: 0.9", "value: !high 1", "known, value: expected a value, got '1'"),
         (
             "words: cluster.workers=2",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import chain
 from pathlib import Path
@@ -32,39 +32,32 @@ TARGET = "_target_"
 GROUPS = ("communicator", "residual")
 
 
-class _Choice(NamedTuple):
-    """A file of conf/compressor/.
-
-    Attributes:
-        values: Settings of the compressor.
-        groups: Choices of the other groups.
-    """
-
-    values: Mapping[str, Any]
-    groups: Mapping[str, str]
-
-
 def method_name(config: Mapping[str, Any], command: str | None = None) -> str:
     """The choice of ``compressor=``, with the communicator and the residual if they are not those of the choice.
 
-    Args:
-        config: Resolved configuration of a run.
-        command: Command line of the run, if known.
+    Without a choice in the command line, that of the same class with the fewest deviations; the class name if no choice
+    has it.
     """
-    typed = {word.partition("=")[0]: word.partition("=")[2] for word in shlex.split(command or "")}
     given = {group: choice_of(group, config[group][TARGET]) for group in GROUPS}
-    name = typed.get("compressor") or _nearest(config["compressor"], given)
-    own = _choices()[name].groups if name in _choices() else given
+    typed = {word.partition("=")[0]: word.partition("=")[2] for word in shlex.split(command or "")}
+    known, name = _compressors(), typed.get("compressor")
+    if not name:
+        name = config["compressor"][TARGET].rpartition(".")[2]
+        same = [each for each, (values, _) in known.items() if values.get(TARGET, "").rpartition(".")[2] == name]
+
+        def deviations(choice: str) -> tuple[int, int, int, str]:
+            values, groups = known[choice]
+            others = sum(groups.get(group) != own for group, own in given.items())
+            changed = sum(config["compressor"].get(key) != each for key, each in values.items() if key != TARGET)
+            return others, changed, len(choice), choice
+
+        name = min(same, key=deviations) if same else name
+    own = known[name][1] if name in known else given
     return ", ".join([name, *(f"{group}={choice}" for group, choice in given.items() if own.get(group) != choice)])
 
 
 def choice_of(group: str, target: str) -> str:
-    """Choice of a group of conf/ with a ``_target_``, or the bare class name if no choice has it.
-
-    Args:
-        group: Name of the group.
-        target: Dotted name of a class or function.
-    """
+    """Choice of a group of conf/ with the class or function ``_target_``, or its bare name if no choice has it."""
     last = target.rpartition(".")[2]
     return _targets(group).get(last, last)
 
@@ -81,40 +74,24 @@ def _targets(group: str) -> Mapping[str, str]:
 
 
 @cache
-def _choices() -> Mapping[str, _Choice]:
-    paths = sorted((CONFIGURATIONS / "compressor").glob("*.yaml"))
-    return {path.stem: _read(path.stem) for path in paths}
+def _compressors() -> Mapping[str, tuple[Mapping[str, Any], Mapping[str, str]]]:
+    """Settings of each choice of ``compressor=``, and its choices of other groups."""
+    return {path.stem: _read(path.stem) for path in sorted((CONFIGURATIONS / "compressor").glob("*.yaml"))}
 
 
-def _read(name: str) -> _Choice:
+def _read(name: str) -> tuple[dict[str, Any], dict[str, str]]:
     """A choice, with everything that it takes over from other files of the group."""
     content = yaml.safe_load((CONFIGURATIONS / "compressor" / f"{name}.yaml").read_text()) or {}
-    values: dict[str, Any] = {}
-    groups: dict[str, str] = {}
+    values, groups = dict[str, Any](), dict[str, str]()
     for entry in content.pop("defaults", ()):
-        if isinstance(entry, str):
-            if entry != "_self_":
-                other = _read(entry.partition("@")[0])
-                values.update(other.values)
-                groups.update(other.groups)
-        else:
+        if isinstance(entry, dict):
             ((key, choice),) = entry.items()
             groups[key.removeprefix("override ").partition("@")[0].strip("/")] = choice
-    return _Choice({**values, **content}, groups)
-
-
-def _nearest(compressor: Mapping[str, Any], given: Mapping[str, str]) -> str:
-    """The choice of this class with the fewest deviations; the class name if no choice has it."""
-
-    def deviations(name: str) -> tuple[int, int, int, str]:
-        choice = _choices()[name]
-        groups = sum(choice.groups.get(group) != own for group, own in given.items())
-        values = sum(compressor.get(key) != value for key, value in choice.values.items() if key != TARGET)
-        return groups, values, len(name), name
-
-    last = compressor[TARGET].rpartition(".")[2]
-    same = [name for name, each in _choices().items() if each.values.get(TARGET, "").rpartition(".")[2] == last]
-    return min(same, key=deviations) if same else last
+        elif entry != "_self_":
+            inherited, others = _read(entry.partition("@")[0])
+            values.update(inherited)
+            groups.update(others)
+    return {**values, **content}, groups
 
 
 class Finished(NamedTuple):
@@ -122,17 +99,9 @@ class Finished(NamedTuple):
 
     Attributes:
         folder: Run folder, or record as ``FILE.jsonl#ID``.
-        config: Resolved configuration.
-        summary: Summary of the run.
-        command: Command line, if known.
         name: The method as users type it.
         title: Metric and data set.
-        simulated: Whether the seconds are virtual.
-        metric: Final metric of the task.
-        train_loss: Mean training loss of the last epoch, if it was logged.
         share: Bytes sent as a share of a dense ring all-reduce; 0 for a single worker.
-        seconds: Seconds on the clock of the cluster.
-        curve: Curve of the metric.
         settings: Settings that may change the result, except seeds, by dotted name.
     """
 
@@ -168,11 +137,7 @@ def _finished(
     events: Sequence[Mapping[str, Any]],
     command: str | None,
 ) -> Finished:
-    """Collects what reports need from a run.
-
-    Raises:
-        KeyError: if something is missing.
-    """
+    """Collects what reports need from a run; raises KeyError if something is missing."""
     metric, workers = summary["metric"], summary["workers"]
     data = config["dataset"][TARGET].rpartition(".")[2].removeprefix("load_").replace("_", " ")
     loss = summary.get("train_loss")  # computed from all events; a record keeps only some of them
@@ -195,36 +160,21 @@ def _finished(
 
 
 class Unfinished(NamedTuple):
-    """A folder without a finished run.
-
-    Attributes:
-        folder: The folder.
-        state: Why it has no finished run.
-    """
+    """A folder without a finished run, and the reason."""
 
     folder: Path
     state: str
 
 
 class Method(NamedTuple):
-    """Runs that differ only in their seeds.
-
-    Attributes:
-        name: Name that distinguishes the method from the others.
-        runs: The runs.
-    """
+    """Runs that differ only in their seeds, with a name that distinguishes them from the others."""
 
     name: str
     runs: Sequence[Finished]
 
 
 class Comparison(NamedTuple):
-    """Runs of one task.
-
-    Attributes:
-        title: Metric and data set.
-        methods: Methods, in the order of their first folders.
-    """
+    """Runs of one task, named by metric and data set; methods in the order of their first folders."""
 
     title: str
     methods: Sequence[Method]
@@ -332,12 +282,7 @@ def _methods(runs: Sequence[Finished]) -> list[Method]:
 
 
 def _names(bases: Sequence[str], settings: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Appends to equal names the fewest settings that distinguish them.
-
-    Args:
-        bases: Names, some of which may be equal.
-        settings: Settings of each; they differ if the names are equal.
-    """
+    """Appends to equal names the fewest settings that distinguish them; these differ if the names are equal."""
     names = list(bases)
     for key in sorted({key for each in settings for key in each}, key=lambda key: (not key.endswith(TARGET), key)):
         longer = [
@@ -371,15 +316,6 @@ def _shown(value: Any, key: str) -> str:
     return text.rpartition(".")[2] if text.startswith(("spardl.", "tasks.", "torch.")) else text
 
 
-def caveats(runs: Iterable[Finished]) -> dict[str, list[str]]:
-    """Caveats of runs, with the folders of the runs that have them."""
-    found: defaultdict[str, list[str]] = defaultdict(list)
-    for run in runs:
-        for caveat in run.summary.get("caveats", ()):
-            found[caveat].append(run.folder.name)
-    return dict(found)
-
-
 COLUMNS = (
     "method",
     "task",
@@ -399,11 +335,7 @@ CLOCKS = {True: "virtual", False: "real"}
 
 
 def run_table(comparisons: Sequence[Comparison]) -> Table:
-    """One row per method and task.
-
-    Args:
-        comparisons: Runs by task.
-    """
+    """One row per method and task."""
     rows = [_row(comparison, method) for comparison in comparisons for method in comparison.methods]
     return Table("Runs", COLUMNS, rows)
 

@@ -35,8 +35,7 @@ from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.claims.judging import Judgement
 from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import here, page
-from scripts.exhibits.pages.sections import exhibit_section, sources, unrun_table, write
-from scripts.exhibits.pages.summary import summary
+from scripts.exhibits.pages.sections import exhibit_section, sources, summary, unrun_table, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
 from scripts.exhibits.passes import MeasuredPasses, read_passes
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable

@@ -145,9 +145,12 @@ class Job(ABC):
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
         """Returns the result in a record at ``FILE.jsonl#ID``; ``None`` if the job would no longer give it."""
 
+    def _failed(self, outputs: Path) -> Path:
+        return outputs / "failed" / f"{self.id}.json"
+
     def failure(self, outputs: Path) -> Outcome | None:
         """Returns the failure of the last attempt, if it failed."""
-        path = outputs / "failed" / f"{self.id}.json"
+        path = self._failed(outputs)
         try:
             return Outcome(path, {}, json.loads(path.read_bytes())["reason"])
         except (OSError, ValueError, KeyError):
@@ -155,7 +158,7 @@ class Job(ABC):
 
     def note(self, outputs: Path, fault: SpardlError | None) -> None:
         """Records whether the job failed."""
-        path = outputs / "failed" / f"{self.id}.json"
+        path = self._failed(outputs)
         if fault is None:
             path.unlink(missing_ok=True)
             return
@@ -186,7 +189,6 @@ class Training(Job):
         words: Command line, including ``cluster.workers``.
         labels: Labels for W&B; they do not change the id, because exhibits share runs.
         cluster: Choice of ``cluster=``; only ``simulated`` runs on any machine.
-        expected: Approximate core seconds, see :class:`Job`.
     """
 
     words: tuple[str, ...]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import time
@@ -24,8 +23,6 @@ from spardl.clusters.workers.processes import run_each
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Plans of more seconds are given in hours.
 HOURS = 7200.0
-# Of long jobs, which share the machine; measurements run at normal priority.
-NICENESS = 10
 # Called when a job ends, with its error if it failed.
 Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
 
@@ -87,8 +84,6 @@ def _plan(jobs: Sequence[Job]) -> str:
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:
     def work(number: int, heartbeat: Callable[[int], None]) -> None:
         GlobalHydra.instance().clear()  # of the parent; train.py needs its own
-        if not jobs[number].alone:
-            os.nice(NICENESS)
         jobs[number].perform(outputs)
 
     if jobs:
@@ -108,12 +103,9 @@ AT_ONCE = 4
 
 
 def write_arrays(jobs: Sequence[Training], outputs: Path, folder: Path, name: str) -> list[str]:
-    """Writes one file of commands per number of workers into a folder, with one line per training.
+    """Writes trainings as files of commands ``name-WORKERS.txt`` into a folder, and returns their sbatch commands.
 
-    The files are named after the prefix ``name``; ``outputs`` is the folder of the runs, shared by all nodes.
-
-    Returns:
-        The sbatch command of each file.
+    All nodes share ``outputs``, the folder of the runs.
     """
     lines: defaultdict[int, list[str]] = defaultdict(list)
     for job in jobs:

@@ -44,12 +44,6 @@ def test_every_claim_refers_to_an_exhibit_and_says_what_figures_include() -> Non
     }
 
 
-def test_no_verdict_stands_in_a_declaration() -> None:
-    text = catalogue.FILE.read_text() + Path(found_in.__file__).read_text()
-    assert "Verdict" not in text
-    assert not [each for each in judging.Verdict if str(each) in text.lower()]
-
-
 def done(job: Any) -> Any:
     """A job's result: that of its work if that takes seconds, else one that looks like it."""
     in_labs = {
@@ -89,16 +83,6 @@ def check(made: Any, found: Sequence[Any]) -> None:
     assert all(("against" in figure.name) == bool(against) for figure in found)
     assert len({figure.name for figure in found}) == len(found)
     assert made.rule.judge(found).reason
-
-
-@pytest.mark.usefixtures("composing")
-def test_claims_of_trainings_find_their_figures() -> None:
-    """Claims and exhibits fit together: names of methods and cases, and what a summary holds."""
-    known = known_with_seeds()
-    claims = [each for each in CLAIMS if isinstance(known[each.exhibit], trainings.MethodComparison)]
-    work = {job for each in claims for job in known[each.exhibit].jobs("smoke")}
-    results = base.Results(Path("runs"), {job: outcome(0.5) for job in work})
-    assert len([check(made, found) for made, found in figures_of(claims, results)]) == len(claims) >= 7
 
 
 @pytest.mark.slow
@@ -195,15 +179,8 @@ def made(value: float, *words: Any) -> Any:
 
 def test_the_tables_count_and_mark() -> None:
     summary, table = catalogue.tables_of([made(0.5)])
-    assert [(row.name, row.cells[0].value) for row in summary.rows] == [
-        ("reproduced", 0),
-        ("checked by construction", 0),
-        ("in the same direction", 0),
-        ("depends on the task", 0),
-        ("slightly worse", 0),
-        ("cannot be judged here", 0),
-        ("not reproduced", 1),
-    ]
+    counts = {row.name: row.cells[0].value for row in summary.rows}
+    assert counts == {**dict.fromkeys(map(str, judging.Verdict), 0), "not reproduced": 1}
     cells = dict(zip(table.columns[1:], table.rows[0].cells, strict=True))
     assert cells["verdict"] == ("not reproduced", None, True)
     assert cells["ours"].text == "0.5x (a)"

@@ -92,12 +92,16 @@ def test_tables_are_made_of_records(yours: Clone, capsys: Any) -> None:
     assert "1 of 1 jobs are on record\n" in out
     assert "jobs to do" not in out
     assert "| x | 4.5 |" in out
+    for ending in ("1.md", "1.csv", "1.tex", "1.html", "png", "pdf"):
+        assert list(Path("report").glob(f"x.y-laptop-*{ending}"))
     (key,) = read_records(SHIPPED / "laptop.jsonl")
     path = f"{SHIPPED / 'laptop.jsonl'}#{key}"
     assert f"{path}, commit {COMMIT}, on " in Path("report", "index.html").read_text()
     assert yours(reproduce, "x.y", "--scale=laptop", "--explain=x") == 0
     assert f"    {path}, commit {COMMIT}, on {summary.environment()['cpu']}\n" in capsys.readouterr().out
     assert not Path("outputs").exists()
+    assert yours(reproduce, "x.y", "--scale=laptop", "--explain=z") == 2
+    assert "x.y has no row 'z'; choose from x\n" in capsys.readouterr().err
 
 
 def test_all_can_be_done_here_instead_or_nothing(yours: Clone, capsys: Any) -> None:

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from scripts import reproduce
-from scripts.exhibits import base, jobs, tried
+from scripts.exhibits import base, jobs, measures
 from scripts.exhibits.claims.judging import Finding, TaskFinding, Verdict
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.measures import Curve
-from scripts.exhibits.pages import page, sections, summary
+from scripts.exhibits.pages import page, sections
 from scripts.exhibits.papers.catalogue import load_all
 from tests.support import claiming, made_up
 
@@ -23,7 +23,7 @@ CASE = trainings.Case("VGG on CIFAR", ("a=1",), "ResNet on digits")
 def exhibit(**changes: Any) -> Any:
     plans = {"smoke": trainings.Plan((CASE,), (), (1, 2, 3), "")}
     methods = {"SparDL": ("b=1",), "dense": trainings.DENSE}
-    own = {"name": "paper.training", "proposed": ("SparDL",), "leads": True, **changes}
+    own = {"name": "paper.training", "leads": True, **changes}
     return trainings.MethodComparison(
         title="Training", source="", shows="", basis=base.Basis("", "", ""), methods=methods, plans=plans, **own
     )
@@ -48,56 +48,31 @@ def results(folder: Path, metrics: dict[str, list[float | None]], made: Any = No
     return base.Results(folder, found)
 
 
-def test_a_line_by_hand(tmp_path: Path) -> None:
-    ours, dense = exhibit().tried("smoke", results(tmp_path, {"SparDL": [0.9, 0.91, 0.92], "dense": [0.9] * 3}))
-    assert ours.task == "ResNet on digits, for VGG on CIFAR"
-    assert ours.measure == "accuracy; target at least 0.891, within 1% of where dense training ends"
-    assert ours.metric.startswith("0.91 (0.")
-    assert ours.metric.endswith(")")
-    assert ours.seconds == "12 s"  # 6, 12 and 18
-    assert ours.sent == "2.00%"
-    assert (ours.role, dense.role) == ("proposed", "for comparison")
-    assert len(set(ours.jobs)) == 3
-    assert not set(ours.jobs) & set(dense.jobs)
-
-
-def test_what_is_missed_or_failed_is_said(tmp_path: Path) -> None:
-    ours, dense = exhibit().tried("smoke", results(tmp_path, {"SparDL": [0.9, 0.5, None], "dense": [0.9] * 3}))
-    assert (ours.seconds, ours.metric, ours.bad) == ("1 of 2 seeds", "0.7 (2 seeds); 1 of 3 failed", True)
-    assert not dense.bad
-    found = results(tmp_path / "more", {"SparDL": [0.1, 0.1, 0.1], "dense": [None, 0.9, 0.9]})
-    ours, dense = exhibit().tried("smoke", found)
-    assert (ours.seconds, ours.measure) == ("no target", "accuracy")  # dense training did not finish
-    gone, _ = exhibit().tried("smoke", results(tmp_path / "none", {"SparDL": [None] * 3, "dense": [0.9] * 3}))
-    assert (gone.metric, gone.bad) == ("failed: out of memory", True)
-    assert exhibit(proposed=()).tried("smoke", found) == []
-
-
 def test_the_first_evaluation_that_reaches_a_target() -> None:
     curve = Curve((1, 2, 3), (1.0, 2.0, 3.0), (5.0, 3.0, 4.0))
-    assert tried.reached(curve, tried.Target(4.0, True, "")) == 2.0
-    assert tried.reached(curve, tried.Target(5.0, False, "")) == 1.0
-    assert tried.reached(curve, tried.Target(9.0, False, "")) is None
+    assert measures.reached(curve, measures.Target(4.0, True, "")) == 2.0
+    assert measures.reached(curve, measures.Target(5.0, False, "")) == 1.0
+    assert measures.reached(curve, measures.Target(9.0, False, "")) is None
 
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_every_verdict_has_a_colour_a_mark_and_its_words(verdict: Verdict) -> None:
-    kind, mark, words = summary.chip(Finding(verdict, "", "", overshoot=True))
+    kind, mark, words = sections.chip(Finding(verdict, "", "", overshoot=True))
     assert kind in page.STYLE.read_text()
     assert mark
     assert words == f"{verdict}, overshoot"
 
 
-def judgement(verdict: str, *tasks: Any, work: Any = (), **words: Any) -> Any:
+def judgement(verdict: str, *tasks: Any, **words: Any) -> Any:
     """A verdict on the claim of an exhibit."""
     name, exhibit, ours = words.get("name", "A: claim"), words.get("exhibit", "paper.training"), words.get("ours", "1x")
     claim = replace(claiming.claim(claiming.rule("UpTo", 2.0), list), name=name, exhibit=exhibit)
     finding = Finding(Verdict[verdict], ours, "so")
-    return claiming.judging.Judgement(claim, finding, "smoke", "", base.Basis("", "", ""), tuple(work), tasks)
+    return claiming.judging.Judgement(claim, finding, "smoke", "", base.Basis("", "", ""), (), tasks)
 
 
-def task(name: str, verdict: str, ours: str = "", work: Any = ()) -> Any:
-    return TaskFinding(name, Finding(Verdict[verdict], ours, ""), tuple(work))
+def task(name: str, verdict: str, ours: str) -> Any:
+    return TaskFinding(name, Finding(Verdict[verdict], ours, ""), ())
 
 
 def report(folder: Path, made: Any, found: Any, *judgements: Any, monkeypatch: Any) -> list[str]:
@@ -108,38 +83,17 @@ def report(folder: Path, made: Any, found: Any, *judgements: Any, monkeypatch: A
     return text.split('<h2 class="all">')
 
 
-def test_a_verdict_stands_next_to_what_was_proposed(tmp_path: Path, monkeypatch: Any) -> None:
+def test_claims_come_before_figures_and_folded_exhibits(tmp_path: Path, monkeypatch: Any) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
-    claim = judgement("NOT", work=found.found)
+    claim = judgement("NOT")
     first, rest, folded = report(tmp_path, made, found, claim, monkeypatch=monkeypatch)
     assert first.count("not reproduced") == 3  # in all verdicts counted, those of the paper, and the table of claims
     assert "no claim is supported" in first
     assert first.index("<nav") < first.index(">A: claim</th>")
-    row = rest[rest.index('<tr class="proposed">') :]
-    assert row.index("not reproduced") < row.index(">dense</th>") < row.index("for comparison")
     assert [part.count("<img") for part in (first, rest, folded)] == [0, 1, 0]
     assert 'in <a href="#summary">the summary</a>' in folded
     assert folded.count('<details class="exhibit">') == 2
     assert "<dt>because</dt><dd>so</dd>" in folded
-
-
-def test_what_failed_stays_with_its_task(tmp_path: Path, monkeypatch: Any) -> None:
-    made, found = exhibit(), results(tmp_path, {"SparDL": [None] * 3, "dense": [None, 0.9, 0.9]})
-    _, rest, _ = report(tmp_path, made, found, monkeypatch=monkeypatch)
-    assert rest.count('class="task"') == 1
-    assert "failed: out of memory" in rest
-
-
-def test_a_row_has_the_verdict_of_its_task_and_its_jobs(tmp_path: Path, monkeypatch: Any) -> None:
-    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
-    work = list(found.found)
-    split = judgement("MIXED", task("this", "REPRODUCED", work=work), task("another", "NOT", work=work[:1]), work=work)
-    for claim, expected in ((split, 1), (judgement("NOT", work=work[-1:]), 0)):
-        _, rest, _ = report(tmp_path, made, found, claim, monkeypatch=monkeypatch)
-        row = rest[rest.index('<tr class="proposed">') :]
-        assert row.count("\u2713</span> reproduced") == expected
-        assert "not reproduced" not in row
-        assert "depends on the task" not in row
 
 
 def test_a_paper_s_best_result_is_on_the_first_screen() -> None:
@@ -155,24 +109,23 @@ def test_a_paper_s_best_result_is_on_the_first_screen() -> None:
         judgement("NOT", name="B: speed", exhibit="b.x"),
     ]
     papers = [page.Section(f"{name}.x-smoke", name.upper(), "X", "smoke", 0, "", f"{name}.x") for name in "ab"]
-    text = str(summary.summary(papers, claims, None)[0])
+    text = str(sections.summary(papers, claims, None)[0])
     glance = " ".join(text[text.index('class="stack glance"') :].partition("</table>")[0].split())
     one, other = glance.split("<tr>")[2:]
     assert "in the same direction</span> <strong>order</strong>, two: 5, 4 <small>(paper: much)</small>" in one
     assert one.index("checked by construction <b>1</b>") < one.index("depends on the task <b>1</b>")
     assert "not reproduced <b>1</b>" in other
     assert "no claim is supported" in other
-    assert summary.summary([], [], None) == (None, [])
+    assert sections.summary([], [], None) == (None, [])
 
 
 def test_what_was_not_run_is_in_one_list(tmp_path: Path, monkeypatch: Any) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [], "dense": [0.9] * 3})
-    claim = judgement("NOT", work=made.jobs("smoke"))
-    first, rest, listed, _ = report(tmp_path, made, found, claim, monkeypatch=monkeypatch)
+    claim = judgement("NOT")
+    first, _, listed, _ = report(tmp_path, made, found, claim, monkeypatch=monkeypatch)
     for key, title in (("paper-1-claims", "A"), ("paper-1", "A"), ("unrun", "3 runs, 1 row of unknown time")):
         assert f'<a href="#{key}">{title}</a>' in first
-    assert ">SparDL</th>" not in rest + listed
-    assert "not reproduced" not in rest
+    assert ">SparDL</th>" not in listed
     assert "paper.training" in listed
     assert "unknown" in listed
 
@@ -205,17 +158,6 @@ def test_seconds_are_compared_within_one_machine(tmp_path: Path) -> None:
     mixed = machines(tmp_path / "mixed", *"ABAAAB")
     assert mixed[0] == ["12; 12", "1", "A, torch 2.7; B, torch 2.7"]
     assert mixed[1] == ["9; 18", "0.75", "A, torch 2.7; B, torch 2.7"]
-
-
-def test_the_target_is_not_a_mean_over_machines(tmp_path: Path) -> None:
-    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
-    moved = {
-        job: outcome._replace(made={"cpu": "AB"[number % 2]})
-        for number, (job, outcome) in enumerate(found.found.items())
-    }
-    ours, _ = made.tried("smoke", base.Results(tmp_path, moved))
-    assert ours.seconds == "12 s (2 seeds on A); 12 s (1 seed on B)"
-    assert ours.machine == "A; B"
 
 
 def test_a_paper_s_first_figure_has_a_panel_for_each_task(tmp_path: Path) -> None:

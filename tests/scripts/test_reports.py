@@ -22,7 +22,6 @@ from scripts.exhibits import base, jobs, tables, working
 from scripts.exhibits.charts import axes, sheets
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.pages import page as html_page
-from scripts.exhibits.pages import runs
 from scripts.exhibits.pages import sections as report_sections
 from spardl.basics.errors import WorkerError
 from tests.support.run_folders import SUMMARY, write_run
@@ -205,9 +204,9 @@ def test_where_a_page_was_made_and_the_first_of_many_sources() -> None:
 
 
 def compared(*folders: Path) -> list[Any]:
-    finished, others = runs.collect(folders)
+    finished, others = report.collect(folders)
     assert not others
-    return runs.compare(finished)
+    return report.compare(finished)
 
 
 def names_and_runs(comparison: Any) -> dict[str, list[str]]:
@@ -229,7 +228,7 @@ def test_seeds_share_a_row_and_all_else_that_matters_does_not(tmp_path: Path) ->
     assert list(found.values()) == [["run1", "run0"], ["run2"], ["run3"]]
     assert next(iter(found)) == "spardl, cluster.workers=4, compressor.density=0.01"
     both = {"cluster.workers": ["4", "4", "8"], "compressor.density": ["0.01", "0.1", "0.1"]}
-    assert runs.differences(comparison.methods) == both
+    assert report.differences(comparison.methods) == both
 
 
 def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
@@ -240,7 +239,7 @@ def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     (comparison,) = compared(tmp_path)
     names = ["spardl, momentum.factor=null", "spardl, communicator=oktopk", "spardl, momentum.factor=0.9"]
     assert list(names_and_runs(comparison)) == names
-    found = runs.differences(comparison.methods)
+    found = report.differences(comparison.methods)
     assert found["communicator"] == ["spardl", "oktopk", "spardl"]
     assert found["momentum.factor"] == ["\u2014", "\u2014", "0.9"]
     assert set(found) == {"communicator", "compressor.density", "momentum.factor"}
@@ -292,7 +291,7 @@ SPOILT = [
 def test_no_folder_is_lost(tmp_path: Path, name: str, text: str | None, state: str) -> None:
     write_run(tmp_path / "good")
     spoil(write_run(tmp_path / "bad"), name, text)
-    (good,), (bad,) = runs.collect([tmp_path / "good", tmp_path / "bad"])
+    (good,), (bad,) = report.collect([tmp_path / "good", tmp_path / "bad"])
     assert (good.folder.name, bad.folder.name) == ("good", "bad")
     assert bad.state.startswith(state)
     assert "\n" not in bad.state
@@ -304,7 +303,7 @@ def test_folders_of_runs_and_what_is_no_run(tmp_path: Path) -> None:
     (outputs / "logs").mkdir()
     (outputs / "notes.txt").write_text("")
     same = outputs / "logs" / ".." / "a"
-    finished, others = runs.collect([outputs, same, outputs / "logs", outputs / "notes.txt", tmp_path / "x"])
+    finished, others = report.collect([outputs, same, outputs / "logs", outputs / "notes.txt", tmp_path / "x"])
     assert [run.folder for run in finished] == [outputs / "a"]
     assert [(each.folder.name, each.state) for each in others] == [
         ("logs", "not a run folder"),
@@ -314,23 +313,17 @@ def test_folders_of_runs_and_what_is_no_run(tmp_path: Path) -> None:
 
 
 def test_what_is_measured_by_hand(tmp_path: Path) -> None:
-    run = runs.read(write_run(tmp_path / "a", value=0.8))
+    run = report.read(write_run(tmp_path / "a", value=0.8))
     assert (run.metric, run.train_loss, run.share, run.seconds) == (0.8, 1.0, 0.02, 8.0)
     assert run.curve == ((2, 4), (4.0, 8.0), (0.4, 0.8))
     assert run.simulated
     assert run.command == "python train.py seed=1"
-    alone = runs.read(write_run(tmp_path / "b", summary={"step_bytes": 0.0, "step_bytes_dense": 0.0}))
-    assert alone.share == 0.0
-
-
-def test_what_was_not_logged_is_said(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a")
-    (folder / "metrics.jsonl").write_text('{"kind": "eval", "step": 4, "accuracy": 0.5}\n')
-    (folder / "command.txt").unlink()
-    (comparison,) = compared(folder)
-    (row,) = report.results(comparison).rows
-    assert row.cells[3].text == "not logged"
-    assert report.source(comparison.methods[0].runs[0]).command.startswith("the command was not recorded")
+    other = write_run(tmp_path / "b", summary={"step_bytes": 0.0, "step_bytes_dense": 0.0})
+    (other / "metrics.jsonl").write_text('{"kind": "eval", "step": 4, "accuracy": 0.5}\n')
+    (other / "command.txt").unlink()
+    run = report.read(other)
+    assert (run.share, run.train_loss) == (0.0, None)
+    assert report.source(run).command.startswith("the command was not recorded")
 
 
 def test_virtual_and_real_seconds_are_told_apart(tmp_path: Path) -> None:
@@ -413,15 +406,17 @@ def test_one_table_of_runs_for_readers_programs_and_papers(
     assert "\nerror: cannot write the report (" in capsys.readouterr().err
 
 
-def test_runs_of_several_machines_have_no_mean_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
+def test_runs_of_several_machines_have_no_mean_time(tmp_path: Path) -> None:
     for seed, cpu in ((1, "A"), (2, "B")):
         write_run(tmp_path / f"a{seed}", seed, summary={"environment": {"cpu": cpu}, "cluster_seconds": 8.0 * seed})
-    assert called(monkeypatch, "runs", tmp_path) == 0
-    assert "| 8; 16 | - | virtual | A; B |" in capsys.readouterr().out
-    assert called(monkeypatch, tmp_path) == 0
-    assert "| 8; 16 | virtual | A; B |" in capsys.readouterr().out
+    comparisons = compared(tmp_path)
+    for table, seconds in (
+        (report.run_table(comparisons), ["8; 16", "-"]),
+        (report.results(comparisons[0]), ["8; 16"]),
+    ):
+        texts = [cell.text for cell in table.rows[0].cells]
+        place = table.columns.index("clock") - 1
+        assert texts[place - len(seconds) : place + 2] == [*seconds, "virtual", "A; B"]
 
 
 def test_nothing_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
@@ -444,13 +439,8 @@ def test_a_file_that_cannot_be_written(
     told = capsys.readouterr().err
     assert told.startswith("error: cannot write the report (")
     assert told.count("\n") == 1
-
-
-@pytest.mark.parametrize("option", ["--html=page.html", "--plot=picture.png"])
-def test_what_draws_is_missing(option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    write_run(tmp_path / "run")
     monkeypatch.setattr(axes, "find_spec", lambda _: None)
-    assert called(monkeypatch, tmp_path, option) == 2
+    assert called(monkeypatch, tmp_path / "a", option) == 2
     told = capsys.readouterr()
     assert told.err == "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"
     assert "Accuracy on digits" in told.out
@@ -465,7 +455,7 @@ def test_a_figure_that_was_not_finite(
         write_run(tmp_path / f"{seed}", seed)
     for name in ("summary.json", "metrics.jsonl"):
         (broken / name).write_text((broken / name).read_text().replace("0.5", "null"))
-    run = runs.read(broken)
+    run = report.read(broken)
     assert math.isnan(run.metric)
     assert run.curve.values[0] == 0.25
     assert math.isnan(run.curve.values[1])

@@ -15,8 +15,7 @@ from scripts.exhibits.claims.judging import OVERSHOT, TRIVIAL, Claim, Judgement,
 from scripts.exhibits.declared import Keys, Node, Reader, Variants, entries, fail, meant, parse
 from scripts.exhibits.jobs import Job, Outcome
 from scripts.exhibits.pages.page import Section, behind
-from scripts.exhibits.pages.sections import few_sources, made_with
-from scripts.exhibits.pages.summary import chip
+from scripts.exhibits.pages.sections import chip, few_sources, made_with
 from scripts.exhibits.papers.catalogue import papers
 from scripts.exhibits.tables import Cell, Row, Table, markdown, render, render_page
 

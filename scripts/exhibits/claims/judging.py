@@ -301,11 +301,7 @@ def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Re
 
 
 def gathered(parts: Iterable[tuple[str, T]], find: Callable[[T], Sequence[Figure]]) -> list[Figure]:
-    """The figures of all parts of a claim, given by title, such as exhibits; one without any says why.
-
-    Raises:
-        NoEvidence: If no part has figures.
-    """
+    """The figures of all parts of a claim, by title; one without any says why. Raises NoEvidence if none has any."""
     found, missing = list[Figure](), list[Figure]()
     for title, part in parts:
         try:

@@ -17,10 +17,9 @@ from scripts.exhibits.charts.palette import looks
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
-from scripts.exhibits.measures import Curve, in_words, metric_curve, spread
+from scripts.exhibits.measures import Curve, Target, in_words, metric_curve, reached, spread
 from scripts.exhibits.outcomes import UNKNOWN, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
-from scripts.exhibits.tried import Role, Target, Tried, reached, tried
 
 SCRIPT = "scripts/bench_accuracy.py"
 # Allowed shortfall of the target from the dense metric, and number of final tests whose mean is that metric: the
@@ -43,7 +42,6 @@ class Entrant(NamedTuple):
         steps: Number of training steps.
         pace: Approximate seconds of a step on each link, for the plan.
         words: Additional arguments of train.py, such as its learning rate.
-        role: Role in the paper.
     """
 
     name: str
@@ -51,7 +49,6 @@ class Entrant(NamedTuple):
     steps: int
     pace: tuple[float, ...]
     words: tuple[str, ...] = ()
-    role: Role = Role.OTHER
 
 
 @dataclass(frozen=True)
@@ -185,21 +182,6 @@ class Race(Exhibit):
             where = f"; on {places[0]}" if len(places) == 1 and places != [UNKNOWN] else ""
             tables.append(Table(f"{self.title}: {course.title(gbit)}; {words}{where}", COLUMNS, rows))
         return tables
-
-    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        course = at(scale, self.courses)
-        target = self.target(course, results)
-        return [
-            tried(
-                course.title(gbit),
-                target,
-                entrant.name,
-                entrant.role,
-                [self.job(course, gbit, entrant, seed) for seed in course.seeds],
-                self.outcomes(course, gbit, entrant, results),
-            )
-            for gbit, entrant in product(course.gbits, course.entrants)
-        ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         course = at(scale, self.courses)

@@ -28,7 +28,6 @@ from scripts.exhibits.measures import (
 )
 from scripts.exhibits.outcomes import NOT_RUN_YET, any_failed, by_machine, common, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
-from scripts.exhibits.tried import Role, Target, Tried, tried
 from scripts.pages.methods import documented
 
 METRIC = "The metric while the methods train, against virtual seconds"
@@ -171,13 +170,11 @@ class MethodComparison(Planned):
     Attributes:
         methods: Words of train.py by name; times are compared with those of the first method.
         plans: Plan by size preset.
-        proposed: Methods that the paper proposes; an exhibit of variants has none and is not in the summary.
     """
 
     methods: Mapping[str, tuple[str, ...]]
     plans: ByScale[Plan]
     basis: Basis = field(default=VIRTUAL, kw_only=True)
-    proposed: tuple[str, ...] = field(default=(), kw_only=True)
 
     def compared(self, plan: Plan) -> Sequence[str]:
         """Names of the methods that are trained."""
@@ -258,27 +255,6 @@ class MethodComparison(Planned):
             for method, outcomes in found.items()
             if not any(each.reason for each in outcomes)
         }
-
-    def target(self, plan: Plan, case: Case, results: Results) -> Target | None:
-        """Target from dense training, if it is among the methods."""
-        dense = [method for method in self.compared(plan) if self.methods[method] == DENSE]
-        return Target.of_dense(
-            [each for method in dense for each in self.outcomes(plan, case, method, results)], case.lower
-        )
-
-    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        plan = at(scale, self.plans)
-        choices = product(plan.cases, self.compared(plan)) if self.proposed else ()
-        return [self._tried(plan, case, method, results) for case, method in choices]
-
-    def _tried(self, plan: Plan, case: Case, method: str, results: Results) -> Tried:
-        jobs = [self.job(plan, case, method, seed) for seed in plan.seeds]
-        outcomes, target = self.outcomes(plan, case, method, results), self.target(plan, case, results)
-        return tried(case.title, target, method, self.role(method), jobs, outcomes)
-
-    def role(self, method: str) -> Role:
-        """Role of a method in the paper."""
-        return Role.PROPOSED if method in self.proposed else Role.OTHER
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         plan = at(scale, self.plans)

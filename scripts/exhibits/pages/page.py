@@ -17,7 +17,6 @@ from scripts.exhibits.base import Basis, Draw, Picture
 from scripts.exhibits.charts import axes
 from scripts.exhibits.charts.palette import Look
 from scripts.exhibits.tables import LONG, Row, Table, render
-from scripts.exhibits.tried import Tried
 from trainer.report import environment, processor
 
 STYLE = Path(__file__).with_name("page.css")
@@ -31,13 +30,10 @@ class Section(NamedTuple):
     Attributes:
         key: Id, unique on the page.
         group: Heading in the contents list, and above the title.
-        title: Title.
         tag: A word next to the title, or empty.
         marks: Number of cells that report a failure.
-        html: Content.
         exhibit: Name of the exhibit, if the section shows one.
         lead: First figure, for the summary.
-        tried: Results of methods on tasks.
     """
 
     key: str
@@ -48,7 +44,6 @@ class Section(NamedTuple):
     html: str
     exhibit: str = ""
     lead: str = ""
-    tried: Sequence[Tried] = ()
 
 
 class Entry(NamedTuple):

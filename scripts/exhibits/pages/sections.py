@@ -1,17 +1,27 @@
-"""Sections of exhibits on the page of a report, the files of their tables and figures, and the list of missing runs."""
+"""The page of a report: sections of exhibits, the summary of papers and claims, and the list of missing runs.
+
+Also writes the files of tables and figures.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
 from statistics import mean
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from markupsafe import Markup
 
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.charts.axes import drawing, drawn
+from scripts.exhibits.claims.judging import Finding, Judgement, TaskFinding, Verdict
 from scripts.exhibits.jobs import Job, Training
 from scripts.exhibits.outcomes import NOT_RUN, NOT_RUN_YET
-from scripts.exhibits.pages.page import Section, Source, figures, here, in_words, table
+from scripts.exhibits.pages.page import Entry, Section, Source, figures, here, in_words, table
 from scripts.exhibits.tables import WRITERS, Cell, Row, Table, render
 from spardl.basics.files import write_atomically
 
@@ -54,7 +64,7 @@ def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) 
     made = made_with((row for content in tables for row in content.rows), results)
     html = render("exhibit", about=about, command=command, lead=lead, parts=parts, lines=made)
     marks = sum(cell.bad for content in tables for row in content.rows for cell in row.cells)
-    return Section(own, group, exhibit.title, scale, marks, html, exhibit.name, lead, exhibit.tried(scale, results))
+    return Section(own, group, exhibit.title, scale, marks, html, exhibit.name, lead)
 
 
 def made_with(rows: Iterable[Row], results: Results) -> list[str]:
@@ -156,3 +166,126 @@ def _place(job: Job) -> tuple[str, str]:
 def _in_hours(seconds: float | None) -> str:
     """Hours with two significant digits, such as 0.5 or 12,000."""
     return "unknown" if seconds is None else f"{float(f'{seconds / 3600:.2g}'):,g}"
+
+
+# Colour and mark of a verdict, best first; what holds by construction shows less than any other support.
+_LOOKS: Mapping[Verdict, tuple[str, str]] = MappingProxyType(
+    {
+        Verdict.REPRODUCED: ("good", "\u2713"),
+        Verdict.DIRECTION: ("half", "\u2248"),
+        Verdict.BUILT_IN: ("built", "="),
+        Verdict.MIXED: ("half", "\u00b1"),
+        Verdict.WORSE: ("half", "\u2193"),
+        Verdict.UNJUDGED: ("open", "?"),
+        Verdict.NOT: ("bad", "\u2717"),
+    }
+)
+_SUPPORT = tuple(_LOOKS)[:3]
+
+
+class Chip(NamedTuple):
+    """A verdict on the page: class of the style, which sets the colour, a mark with the same meaning, and words."""
+
+    kind: str
+    mark: str
+    words: str
+
+
+def chip(finding: Finding) -> Chip:
+    """How the verdict of a finding is shown."""
+    return Chip(*_LOOKS[finding.verdict], finding.label)
+
+
+def _rank(finding: Finding) -> tuple[int, str]:
+    """Place in the order of verdicts, best first; an overshoot comes after its plain verdict."""
+    return (tuple(_LOOKS).index(finding.verdict), finding.label)
+
+
+def summary(
+    sections: Sequence[Section], judgements: Sequence[Judgement], waiting: Table | None, claims: str = ""
+) -> tuple[Markup | None, list[Entry]]:
+    """The summary, or ``None`` if there is nothing to summarize, and the entries of its parts in the contents list.
+
+    Args:
+        sections: Sections of the exhibits, those of one paper next to each other.
+        judgements: Verdicts on claims of these exhibits.
+        waiting: Jobs that were not run.
+        claims: Id of the section of claims.
+    """
+    groups = [(title, list(members)) for title, members in groupby(sections, lambda section: section.group)]
+    papers = [_paper(number, *group, judgements) for number, group in enumerate(groups, 1)]
+    papers = [paper for paper in papers if paper["figure"] or paper["claims"]]
+    if not papers and waiting is None:
+        return None, []
+    found = {
+        "Claims and verdicts": [(f"{each['key']}-claims", each["name"]) for each in papers if each["claims"]],
+        "Figures": [(each["key"], each["name"]) for each in papers if each["figure"]],
+        "Not run yet": [("unrun", waiting.title.partition(": ")[2])] if waiting else [],
+    }
+    html = render(
+        "summary", papers=papers, tally=_tally(judgements), claims=claims, total=len(judgements), waiting=waiting
+    )
+    return html, [Entry(title, links) for title, links in found.items() if links]
+
+
+def _tally(judgements: Iterable[Judgement]) -> list[tuple[Chip, int]]:
+    """Number of claims by verdict, best first."""
+    counts = Counter(each.finding._replace(ours="", reason="") for each in judgements)
+    return [(chip(finding), counts[finding]) for finding in sorted(counts, key=_rank)]
+
+
+def _paper(number: int, title: str, members: Sequence[Section], judgements: Sequence[Judgement]) -> dict[str, Any]:
+    """What the template shows of a paper."""
+    names = {section.exhibit for section in members}
+    about = [each for each in judgements if names & {*each.claim.exhibits}]
+    # The name that begins the claims, or the title without subtitle, authors and year.
+    named, colon, _ = about[0].claim.name.partition(": ") if about else ("", "", "")
+    leading = next((section for section in members if section.lead), None)
+    return {
+        "key": f"paper-{number}",
+        "title": title,
+        "name": named if colon else title.partition(":")[0].partition(" (")[0].removesuffix("."),
+        "figure": Markup(leading.lead if leading else ""),
+        "lead": leading.title if leading else "",
+        "scale": leading.tag if leading else "",
+        "claims": [_claim(each) for each in about],
+        "tally": _tally(about),
+        "best": _best(about),
+    }
+
+
+def _claim(judgement: Judgement) -> dict[str, Any]:
+    """A claim with its verdict, and those on its tasks if there are several."""
+    tasks = judgement.tasks if len(judgement.tasks) > 1 else ()
+    return {
+        "judgement": judgement,
+        "chip": chip(judgement.finding),
+        "tasks": [(chip(each.finding), each.task) for each in tasks],
+    }
+
+
+def _subject(judgement: Judgement) -> str:
+    """The name of a claim without that of its paper."""
+    name = judgement.claim.name
+    return name.partition(": ")[2] or name
+
+
+def _parts(judgement: Judgement) -> Sequence[TaskFinding]:
+    """Verdicts on tasks; of a claim without tasks the verdict on the claim."""
+    return judgement.tasks or [TaskFinding("", judgement.finding, judgement.jobs)]
+
+
+def _best(judgements: Sequence[Judgement]) -> dict[str, Any] | None:
+    """The best of all verdicts on tasks, the first of equals; ``None`` if none supports its claim."""
+    found = [(judgement, part) for judgement in judgements for part in _parts(judgement)]
+    best = min(found, key=lambda each: _rank(each[1].finding), default=None)
+    if best is None or best[1].finding.verdict not in _SUPPORT:
+        return None
+    judgement, (task, finding, _) = best
+    return {
+        "claim": _subject(judgement),
+        "task": "" if finding.ours.startswith(task) else task,  # figures of a task may begin with its name
+        "ours": finding.ours,
+        "paper": judgement.claim.published.figure,
+        "chip": chip(finding),
+    }

@@ -53,7 +53,7 @@ LEAD = (
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
-    """Returns the exhibits with these names, or all, in the order of the papers, with a number of seeds if given.
+    """Returns the exhibits with these names, or all of them, with a number of seeds if one is given.
 
     Raises:
         ConfigError: If an exhibit does not exist or has no seeds to choose.
@@ -64,7 +64,7 @@ def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
     for name in names:
         if name not in known and name != EVERYTHING:
             raise ConfigError(f"exhibit {name!r} does not exist; choose from {', '.join(known)}, or all")
-    found = [exhibit for name, exhibit in known.items() if name in names or EVERYTHING in names]
+    found = list(known.values()) if EVERYTHING in names else [known[name] for name in dict.fromkeys(names)]
     return found if seeds is None else [exhibit.with_seeds(seeds) for exhibit in found]
 
 
@@ -112,8 +112,9 @@ def report(
     waiting: Table | None = None,
 ) -> Path:
     """Writes the page of exhibits, claims and jobs that were not run into a folder, and returns its path."""
-    groups = papers()
-    sections = [exhibit_section(exhibit, groups[exhibit.name], scale, results) for exhibit in exhibits]
+    known = {exhibit.name: exhibit for exhibit in exhibits}
+    places = [(name, paper) for name, paper in papers().items() if name in known]
+    sections = [exhibit_section(known[name], paper, scale, results) for name, paper in places]
     claims = [claims_section(judgements, scale, results)] if judgements else []
     found, contents = summary(sections, judgements, waiting, claims[0].key if claims else "")
     folder.mkdir(parents=True, exist_ok=True)

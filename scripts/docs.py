@@ -80,7 +80,7 @@ def _frontier_page(text: str) -> str:
 def _claims_page(_: str) -> str:
     with choices.composing():
         judgements = judge_all(_exhibits(), "evening", OnDemand(RECORDS, store=RecordStore(RECORDS)))
-    return claims_page(judgements, "evening", None, f"{COMMAND} docs/tables/claims.md")
+    return claims_page(judgements, "evening", f"{COMMAND} docs/tables/claims.md")
 
 
 def _reliability_page(text: str) -> str:

@@ -13,8 +13,8 @@ the repository, so that a clone has tables and figures without training. --own i
 done here to the records. --done runs nothing and shows the available results. Interrupted jobs continue; failed jobs
 are retried, and the table gives the reason if they fail again. Jobs that need a cluster (--scale paper) do not run
 here: the commands that submit them to Slurm are printed, and their results are found afterwards. Tables are written to
---report as Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html shows all exhibits that were ever made
-into that folder. Rows that were not run are left out of the tables and listed once, with the time they need.
+--report as Markdown, CSV, LaTeX and HTML, figures as PNG and PDF; index.html shows the exhibits of the command. Rows
+that were not run are left out of the tables and listed once, with the time they need.
 """
 
 from __future__ import annotations
@@ -30,17 +30,23 @@ from scripts import choices
 from scripts.exhibits.base import SCALES, Exhibit, Results
 from scripts.exhibits.charts.axes import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
+from scripts.exhibits.claims.judging import Judgement
 from scripts.exhibits.jobs import Job
-from scripts.exhibits.pages.page import Section
-from scripts.exhibits.pages.sections import add, exhibit_section, key, sources, write
+from scripts.exhibits.pages.page import here, page
+from scripts.exhibits.pages.sections import exhibit_section, sources, summary, unrun_table, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
-from scripts.exhibits.tables import markdown
-from scripts.exhibits.unrun import unrun, unrun_table
+from scripts.exhibits.tables import Table, markdown
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete, write_arrays
-from spardl.basics.errors import ConfigError, SpardlError
+from spardl.basics.errors import ConfigError
+from spardl.basics.files import write_atomically
 
-EVERYTHING, CLAIMS = "all", "claims"
+EVERYTHING = "all"
+TITLE = "Reproduced tables and figures"
+LEAD = (
+    "Claims of the papers, our figures, and verdicts by rule. Below, every figure lists its runs and states what was "
+    "simulated, measured or assumed. A cell with \u2717 marks a failure."
+)
 
 
 def chosen(names: Sequence[str], seeds: int | None = None) -> list[Exhibit]:
@@ -74,25 +80,23 @@ def report(
     scale: str,
     results: Results,
     folder: Path,
-    judged: Sequence[Section] = (),
+    judgements: Sequence[Judgement] = (),
+    waiting: Table | None = None,
 ) -> Path:
-    """Adds exhibits to the report in a folder, after sections of judged claims.
-
-    Returns:
-        Path of the page.
-    """
-    groups = papers()
-    sections = [exhibit_section(exhibit, groups[exhibit.name], scale, results) for exhibit in exhibits]
-    order = [key(name, each) for name in (CLAIMS, *groups) for each in SCALES]
-    return add(folder, [*judged, *sections], order)
+    """Writes the page of exhibits, claims and jobs that were not run into a folder, and returns its path."""
+    known = {exhibit.name: exhibit for exhibit in exhibits}
+    places = [(name, paper) for name, paper in papers().items() if name in known]
+    sections = [exhibit_section(known[name], paper, scale, results) for name, paper in places]
+    claims = [claims_section(judgements, scale, results)] if judgements else []
+    found, contents = summary(sections, judgements, waiting, claims[0].key if claims else "")
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "index.html"
+    write_atomically(path, page(TITLE, LEAD, here(), [*claims, *sections], found, contents).encode())
+    return path
 
 
 def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: RecordStore | None = None) -> str:
-    """Returns the command and folder or record behind a row.
-
-    Raises:
-        ConfigError: If the exhibit has no such row.
-    """
+    """Returns the command and folder or record behind a row; raises ConfigError if the exhibit has no such row."""
     results = Results.on_disk(outputs, exhibit.jobs(scale), store)
     rows = [(table, row) for table in exhibit.tables(scale, results) for row in table.rows]
     lines = list[str]()
@@ -107,30 +111,8 @@ def explain(exhibit: Exhibit, scale: str, name: str, outputs: Path, store: Recor
     return "\n".join(lines)
 
 
-def missing(jobs: Sequence[Job], store: RecordStore | None) -> list[Job]:
-    """Jobs that are not on record; prints how many are."""
-    found = [job for job in jobs if store is None or store.find(job) is None]
-    if len(found) < len(jobs):
-        print(f"{len(jobs) - len(found)} of {len(jobs)} jobs are on record", flush=True)
-    return found
-
-
-def standing(exhibits: Sequence[Exhibit], scale: str, todo: Sequence[Job]) -> list[str]:
-    """Returns the number of recorded jobs of each incomplete exhibit, if there are several exhibits."""
-    waiting, lines = set(todo), []
-    for exhibit in exhibits if len(exhibits) > 1 else ():
-        jobs = set(exhibit.jobs(scale))  # ids would compose every configuration again
-        if left := len(jobs & waiting):
-            lines.append(f"{exhibit.name}: {len(jobs) - left} of {len(jobs)}")
-    return lines
-
-
 def keep(jobs: Sequence[Job], outputs: Path, store: RecordStore, scale: str) -> bool:
-    """Records the finished jobs among those that were done here; the size names the file of new records.
-
-    Returns:
-        Whether all finished jobs could be recorded.
-    """
+    """Records the jobs that were done here in the file of a size; returns whether all of them could be recorded."""
     done = {job.id: (job, found) for job in jobs if (found := job.find(outputs))}
     refused = {found.where: reason for _, found in done.values() if (reason := unshippable(found.made))}
     for job, found in done.values():
@@ -181,15 +163,7 @@ def act(arguments: argparse.Namespace) -> int:
     exhibits = chosen(arguments.exhibits, arguments.seeds)
     records = RecordStore(arguments.records)
     store = None if arguments.own else records
-    judged = list[Section]()
-    recorded = True
-
-    def ended(job: Job, fault: SpardlError | None) -> None:
-        """Records each job when it ends, so that an interruption loses nothing."""
-        found = None if fault or not arguments.record else job.find(arguments.outputs)
-        if found and unshippable(found.made) is None:  # the others are listed at the end
-            records.keep(job, found, arguments.scale)
-
+    judgements, recorded = list[Judgement](), True
     with choices.composing():
         if arguments.explain:
             for exhibit in exhibits:
@@ -197,23 +171,23 @@ def act(arguments: argparse.Namespace) -> int:
             return FINISHED
         check_drawing()
         jobs = list(dict.fromkeys(job for exhibit in exhibits for job in exhibit.jobs(arguments.scale)))
-        todo = missing(jobs, store)
-        sys.stdout.writelines(f"{line}\n" for line in standing(exhibits, arguments.scale, todo))
-        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs, ended)
+        todo = [job for job in jobs if store is None or store.find(job) is None]
+        if len(todo) < len(jobs):
+            print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are on record", flush=True)
+        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs)
         commands = write_arrays(elsewhere, arguments.outputs, arguments.report, f"trainings-{arguments.scale}")
         results = Results.on_disk(arguments.outputs, jobs, store)
         if arguments.record:
             recorded = keep(jobs, arguments.outputs, records, arguments.scale)
         if EVERYTHING in arguments.exhibits:
-            every = {exhibit.name: exhibit for exhibit in exhibits}
-            judged = [claims_section(judge_all(every, arguments.scale, results), arguments.scale, results)]
+            judgements = judge_all({exhibit.name: exhibit for exhibit in exhibits}, arguments.scale, results)
     tables = [table for exhibit in exhibits for table in write(exhibit, arguments.scale, results, arguments.report)]
-    waiting = unrun_table([each for exhibit in exhibits for each in unrun(exhibit, arguments.scale, results)])
+    waiting = unrun_table(exhibits, arguments.scale, results)
     for table in filter(None, (*tables, waiting)):
         print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
-    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judged)}", flush=True)
+    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judgements, waiting)}", flush=True)
     pending = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
     failed = sum(results.of(job).reason is not None for job in jobs if job.id not in pending)
     if failed:

@@ -15,7 +15,6 @@ from scripts.exhibits.declared import Keys
 from scripts.exhibits.jobs import Job, Outcome, Training
 from scripts.exhibits.records import RecordStore
 from scripts.exhibits.tables import Table
-from scripts.exhibits.tried import Tried
 from spardl.basics.errors import ConfigError
 
 # Size presets from seconds to a cluster. An exhibit without plans for "evening" uses those of "laptop".
@@ -80,13 +79,7 @@ class Picture(NamedTuple):
 
 @dataclass(frozen=True)
 class Results:
-    """Results of jobs.
-
-    Attributes:
-        outputs: Folder of all runs.
-        found: Outcome by job; jobs that were not started are missing.
-        store: Records to use in addition.
-    """
+    """Outcome by job, without those that were not started; folder of all runs, and records to use in addition."""
 
     outputs: Path
     found: Mapping[Job, Outcome]
@@ -94,7 +87,7 @@ class Results:
 
     @classmethod
     def on_disk(cls, outputs: Path, jobs: Sequence[Job], store: RecordStore | None = None) -> Results:
-        """Collects results on disk: own results first, then records, then failures."""
+        """Collects results on disk, see :meth:`look`."""
         empty = cls(outputs, {}, store)
         pairs = ((job, empty.look(job)) for job in jobs)
         return cls(outputs, {job: outcome for job, outcome in pairs if outcome}, store)
@@ -114,10 +107,8 @@ class Exhibit(ABC):
 
     Attributes:
         name: ``paper.subject``, as given to reproduce.py.
-        title: Title for readers.
         source: Counterpart in the paper, and how well we know it.
         shows: Statement of what the exhibit shows.
-        basis: Simulated, measured and assumed quantities.
         note: Remark on a method that applies to all of its figures.
         leads: Whether the summary of the paper shows its first figure.
     """
@@ -165,20 +156,11 @@ class Exhibit(ABC):
         """Figures of the results, if any."""
         return ()
 
-    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """Returns the results of methods on tasks, if the exhibit compares them."""
-        return ()
-
 
 class Planned(Exhibit):
-    """An exhibit whose jobs are trainings, as planned for each size.
-
-    Attributes:
-        plans: Plan by size preset; each has a ``cost``, its approximate duration.
-    """
+    """An exhibit whose jobs are trainings; its plan for each size has a ``cost``, its approximate duration."""
 
     plans: ByScale[Any]
 
     def cost(self, scale: str) -> str:
-        """Returns the approximate duration of the jobs."""
         return f"{len(self.jobs(scale))} trainings, {at(scale, self.plans).cost}"

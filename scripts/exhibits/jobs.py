@@ -43,10 +43,7 @@ def thinned(events: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
 
 
 def contents(summary: Mapping[str, Any], events: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns the content of the record of a finished training from its summary and all lines of its metrics.
-
-    These are fields of the summary, the mean loss of the last epoch, and :func:`thinned` evaluations and losses.
-    """
+    """Content of the record of a finished training: summary, loss of the last epoch, and :func:`thinned` metrics."""
     training = [event for event in events if event["kind"] == "train"]
     loss = last_epoch_loss(training)
     return {
@@ -148,9 +145,12 @@ class Job(ABC):
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
         """Returns the result in a record at ``FILE.jsonl#ID``; ``None`` if the job would no longer give it."""
 
+    def _failed(self, outputs: Path) -> Path:
+        return outputs / "failed" / f"{self.id}.json"
+
     def failure(self, outputs: Path) -> Outcome | None:
         """Returns the failure of the last attempt, if it failed."""
-        path = outputs / "failed" / f"{self.id}.json"
+        path = self._failed(outputs)
         try:
             return Outcome(path, {}, json.loads(path.read_bytes())["reason"])
         except (OSError, ValueError, KeyError):
@@ -158,7 +158,7 @@ class Job(ABC):
 
     def note(self, outputs: Path, fault: SpardlError | None) -> None:
         """Records whether the job failed."""
-        path = outputs / "failed" / f"{self.id}.json"
+        path = self._failed(outputs)
         if fault is None:
             path.unlink(missing_ok=True)
             return
@@ -176,9 +176,8 @@ class Labels(NamedTuple):
     @property
     def words(self) -> tuple[str, ...]:
         """The labels as words of train.py."""
-        group, job_type, *tags = (
-            "'" + text.replace("'", "\\'") + "'" for text in (self.group, self.job_type, *self.tags)
-        )
+        texts = (self.group, self.job_type, *self.tags)
+        group, job_type, *tags = ("'" + text.replace("'", "\\'") + "'" for text in texts)
         return (f"logger.group={group}", f"logger.job_type={job_type}", f"logger.tags=[{','.join(tags)}]")
 
 
@@ -190,7 +189,6 @@ class Training(Job):
         words: Command line, including ``cluster.workers``.
         labels: Labels for W&B; they do not change the id, because exhibits share runs.
         cluster: Choice of ``cluster=``; only ``simulated`` runs on any machine.
-        expected: Approximate core seconds, see :class:`Job`.
     """
 
     words: tuple[str, ...]
@@ -209,23 +207,19 @@ class Training(Job):
 
     @property
     def workers(self) -> int:
-        """Number of workers."""
         count: int = self.config["cluster"]["workers"]
         return count
 
     @property
-    def elsewhere(self) -> bool:
-        """Whether the training needs a cluster."""
+    def elsewhere(self) -> bool:  # on a cluster
         return self.cluster != "simulated"
 
     @cached_property
     def id(self) -> str:
-        """Run id."""
         return experiment_id(self.config, self.workers)
 
     @property
     def command(self) -> str:
-        """Command that repeats the job."""
         return f"python train.py {shlex.join(self._all)}"
 
     @property
@@ -234,7 +228,6 @@ class Training(Job):
         return (*self._all, *(self.labels.words if self.labels else ()))
 
     def find(self, outputs: Path) -> Outcome | None:
-        """Returns the finished result, if it is on disk."""
         run = finished_run(outputs, self.id)
         if run is None:
             return None
@@ -246,11 +239,9 @@ class Training(Job):
         return (summary.get("editions") or {}) == editions(self.config)
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """Returns the part of a result that a record stores."""
         return {"seed": self.config["seed"], **contents(outcome.data, outcome.metrics)}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """Returns the result in a record; ``None`` if the job would no longer give it."""
         found = Outcome(where, content, made=content["environment"], lines=events_in(content))
         return found if self.of_today(content) else None
 
@@ -300,14 +291,12 @@ class Computation(Job):
 
     @property
     def command(self) -> str:
-        """Command that repeats the job."""
         return self.shell
 
     def _file(self, outputs: Path) -> Path:
         return outputs / "computed" / f"{self.name}-{self.id}.json"
 
     def find(self, outputs: Path) -> Outcome | None:
-        """Returns the finished result, if it is on disk."""
         path = self._file(outputs)
         try:
             return self.recalled(json.loads(path.read_bytes()), path)
@@ -315,16 +304,13 @@ class Computation(Job):
             return None
 
     def recorded(self, outcome: Outcome) -> dict[str, Any]:
-        """Returns the part of a result that a record stores."""
         own = {"name": self.name, "arguments": dict(self.arguments), "recipe": self.recipe}
         return {**own, "environment": outcome.made, "result": outcome.data}
 
     def recalled(self, content: Mapping[str, Any], where: Path) -> Outcome | None:
-        """Returns the result in a record; ``None`` if the job would no longer give it."""
         return Outcome(where, content["result"], made=content["environment"])
 
     def perform(self, outputs: Path) -> None:
-        """Computes and writes the result."""
         path, made = self._file(outputs), environment()
         found = Outcome(path, self.function(**dict(self.arguments)), made=made)
         path.parent.mkdir(parents=True, exist_ok=True)

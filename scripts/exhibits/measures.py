@@ -18,7 +18,7 @@ INTERVAL = f"Student's {LEVEL:.0%} interval"
 
 
 class Range(NamedTuple):
-    """Confidence interval of a mean; its ends are infinite if there are too few values."""
+    """Confidence interval of a mean; its ends are infinite for fewer than three values."""
 
     low: float
     mean: float
@@ -38,19 +38,13 @@ def spread(values: Sequence[float]) -> str:
     return f"{found.mean:.4g} ± {found.high - found.mean:.2g}"
 
 
-def interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """Student's 95% interval of the mean; ``None`` for fewer than three values, NaN if a value is not finite."""
-    found = range_of_mean(values)
-    return None if len(values) < LEAST else (found.low, found.high)
-
-
 def shown_interval(values: Sequence[float], metric: str = "") -> str:
     """The interval to four digits, within the range of the metric, or the number of seeds if there are too few."""
-    bounds = interval(values)
-    if bounds is None:
+    if len(values) < LEAST:
         return f"none of {seeds(len(values))}"
+    low, _, high = range_of_mean(values)
     least, most = LIMITS.get(metric, (-math.inf, math.inf))
-    return f"{max(bounds[0], least):.4g} to {min(bounds[1], most):.4g}"
+    return f"{max(low, least):.4g} to {min(high, most):.4g}"
 
 
 def range_of_mean(values: Sequence[float]) -> Range:
@@ -89,13 +83,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
 
 
 class Curve(NamedTuple):
-    """A metric by evaluation.
-
-    Attributes:
-        steps: Steps before each evaluation.
-        seconds: Clock at each evaluation; equal times per step are assumed if only the total is known.
-        values: Values of the metric.
-    """
+    """A metric by evaluation, after steps and seconds; equal times per step are assumed if only their sum is known."""
 
     steps: Sequence[float]
     seconds: Sequence[float]
@@ -139,3 +127,27 @@ def metric_curve(summary: Mapping[str, Any], evaluations: Iterable[Mapping[str, 
 def in_words(metric: str) -> str:
     """Returns the name of a metric for readers."""
     return WORDS.get(metric, metric.replace("_", " "))
+
+
+class Target(NamedTuple):
+    """A metric value that counts as reached, and the words for it."""
+
+    value: float
+    lower: bool  # whether lower values are better
+    words: str
+
+    @classmethod
+    def near(cls, reached: float, lower: bool, metric: str, margin: float) -> Target:
+        """Returns the metric that dense training reached, less a share ``margin`` of it."""
+        value = reached + (1 if lower else -1) * margin * abs(reached)
+        sign = "at most" if lower else "at least"
+        name = in_words(metric)
+        return cls(value, lower, f"{name}; target {sign} {value:.4g}, within {margin:.0%} of where dense training ends")
+
+
+def reached(curve: Curve, target: Target) -> float | None:
+    """Returns the seconds until the first evaluation that reaches the target, if one does."""
+    for seconds, value in zip(curve.seconds, curve.values, strict=True):
+        if value <= target.value if target.lower else value >= target.value:
+            return seconds
+    return None

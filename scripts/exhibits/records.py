@@ -75,9 +75,7 @@ def is_training(content: Mapping[str, Any]) -> bool:
 def record(job: Job, outcome: Outcome, path: Path) -> dict[str, Any]:
     """Adds the record of a finished job to a JSONL file, in place of an older one, and returns it as it is read back.
 
-    Raises:
-        ConfigError: If the work cannot be repeated from a commit; see :func:`unshippable`.
-        DataError: If the file is damaged or locked by another process.
+    Raises ConfigError if the work is :func:`unshippable`, and DataError if the file is damaged or locked.
     """
     if reason := unshippable(outcome.made):
         raise ConfigError(f"{outcome.where} was {reason}; commit, delete this result, and run it again")
@@ -118,7 +116,7 @@ def on_record(path: Path) -> Records:
 
 
 def read_records(path: Path) -> dict[str, dict[str, Any]]:
-    """Reads and validates a JSONL file of records: by id, in the order of the file.
+    """Reads a JSONL file of records: by id, in the order of the file.
 
     Raises:
         DataError: If a line is not a valid record, or an id occurs twice; the message names file and line.

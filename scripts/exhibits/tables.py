@@ -1,4 +1,4 @@
-"""Tables with the jobs behind each row, written as Markdown, CSV, LaTeX and HTML."""
+"""Tables with the jobs behind each row, as Markdown, CSV, LaTeX and HTML; and text from Jinja2 templates."""
 
 from __future__ import annotations
 
@@ -6,13 +6,17 @@ import csv
 import io
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
 
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from scripts.exhibits.jobs import Job
-from scripts.exhibits.templates import render
+
+TEMPLATES = Path(__file__).with_name("templates")
 
 
 class Cell(NamedTuple):
@@ -112,3 +116,25 @@ def _html(table: Table) -> Markup:
 WRITERS: Mapping[str, Callable[[Table], str]] = MappingProxyType(
     {"md": markdown, "csv": _csv, "tex": _latex, "html": _html}
 )
+
+
+@cache
+def _environment(folder: Path, escape: bool) -> Environment:
+    return Environment(
+        loader=FileSystemLoader(folder),
+        autoescape=escape,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+
+
+def render(template: str, **values: object) -> Markup:
+    """Renders HTML from the template of this name; text is escaped, unless it is :class:`~markupsafe.Markup`."""
+    return Markup(_environment(TEMPLATES, escape=True).get_template(f"{template}.html").render(values))
+
+
+def render_page(template: Path, **values: object) -> str:
+    """Renders Markdown from a template file (``*.md.j2``); values are not escaped."""
+    return _environment(template.parent, escape=False).get_template(template.name).render(values)

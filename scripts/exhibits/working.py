@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import shlex
 import sys
 import time
@@ -24,8 +23,6 @@ from spardl.clusters.workers.processes import run_each
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Plans of more seconds are given in hours.
 HOURS = 7200.0
-# Of long jobs, which share the machine; measurements run at normal priority.
-NICENESS = 10
 # Called when a job ends, with its error if it failed.
 Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
 
@@ -42,21 +39,10 @@ def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespa
         return INTERRUPTED
 
 
-def nothing(job: Job, fault: SpardlError | None) -> None:
-    """Ignores how a job ended."""
-
-
-def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = nothing) -> list[Training]:
+def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended | None = None) -> list[Training]:
     """Runs unfinished jobs, some at a time, and prints the progress; measurements, which must run alone, come last.
 
-    Args:
-        jobs: Required jobs; jobs with equal ids run once.
-        outputs: Folder of all runs.
-        at_once: Number of jobs at a time.
-        then: Called when a job ends.
-
-    Returns:
-        The trainings that need a cluster and were not run.
+    Jobs with equal ids run once. Returns the trainings that need a cluster and were not run.
     """
     missing = [job for job in {job.id: job for job in jobs}.values() if job.find(outputs) is None]
     elsewhere = [job for job in missing if isinstance(job, Training) and job.elsewhere]
@@ -66,7 +52,7 @@ def complete(jobs: Sequence[Job], outputs: Path, at_once: int, then: Ended = not
     return elsewhere
 
 
-def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ended) -> None:
+def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ended | None) -> None:
     outputs.mkdir(parents=True, exist_ok=True)
     print(f"{len(missing)} of {of} jobs to do{_plan(missing)}", flush=True)
     began, done = time.perf_counter(), 0
@@ -75,7 +61,8 @@ def _do(missing: Sequence[Job], of: int, outputs: Path, at_once: int, then: Ende
         nonlocal done
         done += 1
         job.note(outputs, fault)
-        then(job, fault)
+        if then:
+            then(job, fault)
         left = (time.perf_counter() - began) / done * (len(missing) - done)
         how = "done" if fault is None else f"failed: {fault}"
         print(f"[{done}/{len(missing)}, {left:.0f} s left] {job.command}: {how}", flush=True)
@@ -97,8 +84,6 @@ def _plan(jobs: Sequence[Job]) -> str:
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:
     def work(number: int, heartbeat: Callable[[int], None]) -> None:
         GlobalHydra.instance().clear()  # of the parent; train.py needs its own
-        if not jobs[number].alone:
-            os.nice(NICENESS)
         jobs[number].perform(outputs)
 
     if jobs:
@@ -118,12 +103,9 @@ AT_ONCE = 4
 
 
 def write_arrays(jobs: Sequence[Training], outputs: Path, folder: Path, name: str) -> list[str]:
-    """Writes one file of commands per number of workers into a folder, with one line per training.
+    """Writes trainings as files of commands ``name-WORKERS.txt`` into a folder, and returns their sbatch commands.
 
-    The files are named after the prefix ``name``; ``outputs`` is the folder of the runs, shared by all nodes.
-
-    Returns:
-        The sbatch command of each file.
+    All nodes share ``outputs``, the folder of the runs.
     """
     lines: defaultdict[int, list[str]] = defaultdict(list)
     for job in jobs:

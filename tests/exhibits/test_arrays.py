@@ -40,11 +40,6 @@ def test_labels_do_not_make_another_run() -> None:
     assert training(2, 1, "simulated").id != one.id
 
 
-def test_only_simulated_trainings_are_done_here() -> None:
-    assert training(2, 1).elsewhere
-    assert not training(2, 1, "simulated").elsewhere
-
-
 def start(folder: Path, file: str, number: int) -> subprocess.CompletedProcess[str]:
     """Runs the batch script as Slurm would, with an srun that shows its words."""
     srun = folder / "srun"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.exhibits import base, jobs, measures, tables
+from scripts.exhibits import base, jobs, tables
 from scripts.exhibits.claims import catalogue, judging
 from scripts.exhibits.claims import figures as found_in
 from scripts.exhibits.kinds import lab, trainings
@@ -46,10 +45,7 @@ def ended(*values: float, **words: Any) -> list[Any]:
         (ended(0.9, 0.8, 0.7, 0.5, 0.4, 0.3, metric="wer"), "NOT", f"{VGG}: worse by"),
         # Neither a good figure nor a bad one says anything of accuracy after a short training or with a bad baseline.
         (ended(*BAD, *GOOD, steps=LONG - 1), "UNJUDGED", f"too short: 199 steps where 200 are needed ({VGG})"),
-        (ended(*GOOD, *GOOD, steps=20), "UNJUDGED", f"too short: 20 steps where 200 are needed ({VGG})"),
         (ended(*BAD, *BAD), "UNJUDGED", f"the dense baseline reached only 0.2333; reference 0.5 (a book) ({VGG}"),
-        (ended(*BAD, *BAD, steps=20), "UNJUDGED", f"too short: 20 steps where 200 are needed ({VGG}); the den"),
-        ([], "UNJUDGED", "6 of 6 required results are missing: not run yet"),
         (ended(*[0.9] * 5), "UNJUDGED", "1 of 6 required results are missing: not run yet"),
         (
             [outcome(0, "out of memory"), *ended(*[0.9] * 4)],
@@ -154,7 +150,6 @@ def test_a_claim_has_tasks_of_several_exhibits() -> None:
             "DIRECTION",
             "not judged: 3 of 6 required results are missing: not run yet (a small one, for BERT)",
         ),
-        ((DIGITS, OTHER), (), "UNJUDGED", "12 of 12 required results are missing: not run yet"),
         ((replace(DIGITS, words=(*DIGITS.words, "warmup.steps=1")),), GOOD * 2, "UNJUDGED", "too short: 199 steps"),
     ],
 )
@@ -222,8 +217,6 @@ GPU = "GPU times are assumed with low certainty, not measured"
             "DIRECTION",
             f"; in the same direction at best, because {TRAINED}, and the network is modelled",
         ),
-        (2.5, (LIMIT.STAND_INS, LIMIT.MODELLED), "paper", "DIRECTION", "at best, because the network is modelled"),
-        (1.5, (LIMIT.MODELLED,), "laptop", "DIRECTION", "a gain, but 1.5x is less than 0.9 of 2x"),
         (3.5, (LIMIT.MODELLED,), "laptop", "DIRECTION", "far beyond the published figure: "),
         (
             0.5,
@@ -233,7 +226,6 @@ GPU = "GPU times are assumed with low certainty, not measured"
             f"; note that {TRAINED}, and the network is modelled",
         ),
         # Other hardware neither proves nor disproves, whichever method it measures.
-        (3.0, (LIMIT.ASSUMED_GPU, LIMIT.MODELLED), "laptop", "DIRECTION", "far beyond"),
         (2.0, (LIMIT.ASSUMED_GPU, LIMIT.MODELLED), "laptop", "DIRECTION", GPU),
         (
             1.1,
@@ -242,7 +234,6 @@ GPU = "GPU times are assumed with low certainty, not measured"
             "UNJUDGED",
             f"enough for not reproduced, because {GPU}",
         ),
-        (1.1, (LIMIT.MODELLED,), "laptop", "NOT", "; note that the network is modelled"),
         (0.9, (LIMIT.LAB,), "laptop", "UNJUDGED", "because four workers on one machine"),
     ],
 )
@@ -310,11 +301,3 @@ def test_the_fastest_rival_is_named_though_it_wins() -> None:
     finding = rule("UpTo", 4.9).judge([found])
     assert finding.verdict.name == "NOT"
     assert finding.ours == "0.9217x (4 workers: SparDL against TopkA; 3.478x over Ok-Topk, 5.217x over dense)"
-
-
-def test_metrics_are_turned_as_their_tasks_say() -> None:
-    pattern = r"^    metric: ClassVar\[str\] = \"(\w+)\"\n    higher_is_better: ClassVar\[bool\] = (\w+)$"
-    texts = (path.read_text() for path in (ROOT / "tasks").rglob("*.py"))
-    found = dict(pair for text in texts for pair in re.findall(pattern, text, re.MULTILINE))
-    assert len(found) >= 5
-    assert {metric for metric, higher in found.items() if higher == "True"} == measures.HIGHER_IS_BETTER

@@ -83,7 +83,6 @@ def yours(tmp_path: Path, mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert f"recorded: 1 jobs in {SHIPPED}\n" in capsys.readouterr().out
     clone = Clone(tmp_path / "yours", monkeypatch)
     shutil.copytree(tmp_path / "mine" / "docs", tmp_path / "yours" / "docs")
-    (tmp_path / "yours" / "docs" / "tables").mkdir()
     return clone
 
 
@@ -93,41 +92,29 @@ def test_tables_are_made_of_records(yours: Clone, capsys: Any) -> None:
     assert "1 of 1 jobs are on record\n" in out
     assert "jobs to do" not in out
     assert "| x | 4.5 |" in out
+    for ending in ("1.md", "1.csv", "1.tex", "1.html", "png", "pdf"):
+        assert list(Path("report").glob(f"x.y-laptop-*{ending}"))
     (key,) = read_records(SHIPPED / "laptop.jsonl")
     path = f"{SHIPPED / 'laptop.jsonl'}#{key}"
     assert f"{path}, commit {COMMIT}, on " in Path("report", "index.html").read_text()
     assert yours(reproduce, "x.y", "--scale=laptop", "--explain=x") == 0
     assert f"    {path}, commit {COMMIT}, on {summary.environment()['cpu']}\n" in capsys.readouterr().out
     assert not Path("outputs").exists()
+    assert yours(reproduce, "x.y", "--scale=laptop", "--explain=z") == 2
+    assert "x.y has no row 'z'; choose from x\n" in capsys.readouterr().err
 
 
-def test_all_can_be_done_here_instead(yours: Clone, capsys: Any) -> None:
-    assert yours(reproduce, "x.y", "--scale=laptop", "--own") == 0
-    assert "1 of 1 jobs to do" in capsys.readouterr().out
-    assert yours(reproduce, "x.y", "--scale=laptop", "--explain=x") == 0
-    assert "    outputs/computed/x.y-" in capsys.readouterr().out
-
-
-def test_nothing_more_is_done(yours: Clone, capsys: Any) -> None:
+def test_all_can_be_done_here_instead_or_nothing(yours: Clone, capsys: Any) -> None:
     assert yours(reproduce, "x.y", "--scale=laptop", "--done", "--records=others") == 0
     said = capsys.readouterr()
     assert "not run yet |" not in said.out
     assert "\nNot run yet: 1 run, 1 row of unknown time\n" in said.out
     assert "| x.y | T | " in said.out
-    assert "jobs to do" not in said.out
     assert not Path("outputs").exists()
-
-
-def test_work_is_recorded_as_soon_as_it_is_done(mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    """Whatever ends the command after it."""
-
-    def interrupted(*_: Any) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(reproduce, "write_arrays", interrupted)
-    assert mine(reproduce, "x.y", "--scale=laptop", "--record") == 130
-    assert capsys.readouterr().err == "error: interrupted; the same command continues from here\n"
-    assert len(read_records(SHIPPED / "laptop.jsonl")) == 1
+    assert yours(reproduce, "x.y", "--scale=laptop", "--own") == 0
+    assert "1 of 1 jobs to do" in capsys.readouterr().out
+    assert yours(reproduce, "x.y", "--scale=laptop", "--explain=x") == 0
+    assert "    outputs/computed/x.y-" in capsys.readouterr().out
 
 
 def test_uncommitted_work_is_not_recorded(mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -143,28 +130,23 @@ def test_uncommitted_work_is_not_recorded(mine: Clone, monkeypatch: pytest.Monke
     assert not SHIPPED.exists()
 
 
-def test_claims_are_judged_by_records_and_printed_of_own_runs_first(yours: Clone, capsys: Any) -> None:
-    page, path = Path("docs", "tables", "claims.md"), SHIPPED / "laptop.jsonl"
+def test_claims_are_judged_by_own_runs_first(yours: Clone, capsys: Any) -> None:
+    path = SHIPPED / "laptop.jsonl"
 
-    def verdict(*words: str) -> str:
-        """What is written, or printed if nothing is."""
+    def verdict() -> str:
         capsys.readouterr()
-        assert yours(claims, "--scale=laptop", *words) == 0
-        text = page.read_text() if f"--write={page}" in words else capsys.readouterr().out
-        (found,) = re.findall(r"^\| (.*?) \| 1 \| X: half \|$", text, re.MULTILINE)
+        assert yours(claims, "--scale=laptop") == 0
+        (found,) = re.findall(r"^\| (.*?) \| 1 \| X: half \|$", capsys.readouterr().out, re.MULTILINE)
         return str(found)
 
-    assert verdict(f"--write={page}") == "reproduced"
-    assert "| X: half | 5 (" in page.read_text()
-    assert "python scripts/claims.py --scale laptop --write docs/tables/claims.md\n" in page.read_text()
+    assert verdict() == "reproduced"
     assert yours(reproduce, "x.y", "--scale=laptop", "--own") == 0
     (own,) = Path("outputs", "computed").iterdir()
     own.write_text(own.read_text().replace("4.5", "7.5"))
-    assert verdict(f"--write={page}") == "reproduced"
-    assert verdict("--outputs=outputs", f"--write={page}") == verdict() == "not reproduced"
+    assert verdict() == "not reproduced"
     own.unlink()
     path.write_text(path.read_text().replace("4.5", "6.0"))
-    assert verdict(f"--write={page}") == "not reproduced"
+    assert verdict() == "not reproduced"
     path.unlink()
     assert verdict() == "cannot be judged here"
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import pytest
 
-from scripts import reproduce
-from scripts.exhibits import base, jobs, working
+from scripts.exhibits import base, working
 from scripts.exhibits.claims.figures import too_short
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.kinds.watched import configuration
@@ -18,7 +16,6 @@ from scripts.exhibits.papers.catalogue import catalogue
 from trainer.build import build_dataset, build_plan
 
 KNOWN = catalogue()
-RIVALS = {"alone", "bf16", "PowerSGD", "SparDL, our recipe"}
 
 
 class Evening(NamedTuple):
@@ -69,12 +66,6 @@ def test_what_is_watched_for_an_evening_is_long_enough(composing: None) -> None:
             assert f"training.max_steps={watched['steps']}" in watched["words"]
 
 
-def test_rows_of_an_evening_are_in_no_other_plan() -> None:
-    found = {scale: {job.labels.job_type for job in KNOWN["spardl.convergence"].jobs(scale)} for scale in base.SCALES}
-    assert found["laptop"] == found["smoke"] == found["paper"] == found["evening"] - RIVALS
-    assert len(found["laptop"]) == 6
-
-
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow) if name == "spardl.real_data" else name for name in OWN]
 )
@@ -96,23 +87,6 @@ def test_every_configuration_is_valid(name: str, composing: None) -> None:
         target = config["dataset"]["_target_"]
         data[target] = data.get(target) or build_dataset(twins[target])
         build_plan(config, data[target]).check(job.workers)
-
-
-def test_what_a_row_has_of_its_own_comes_last(composing: None) -> None:
-    exhibit: Any = KNOWN["spardl.real_data"]
-    (bert,) = (case for case in exhibit.plans["evening"].cases if "BERT" in case.name)
-    rates = {
-        job.labels.job_type: job.config["optimizer"]["lr"]
-        for job in exhibit.jobs("evening")
-        if job.labels.tags == (bert.name,) and "seed=1" in job.words
-    }
-    assert rates == {**dict.fromkeys(rates, 0.0005), "SparDL": 0.0002, "SparDL, our recipe": 0.001}
-    assert f"{bert.name}, SparDL: optimizer.lr=0.0002" in exhibit.caption("evening")
-    first = [job for job in KNOWN["spardl.residuals"].jobs("evening") if "seed=1" in job.words]
-    residuals = [job for job in first if job.labels.job_type != "dense"]
-    few = [job for job in residuals if job.config["compressor"]["density"] == 0.001]
-    assert {job.config["optimizer"]["lr"] for job in few} == {0.01, 0.02, 0.05}
-    assert {job.config["compressor"]["density"] for job in residuals if job not in few} == {0.01}
 
 
 @pytest.mark.slow
@@ -143,28 +117,6 @@ def test_hours_by_hand() -> None:
 
     assert cost(14) == "8 trainings, about 8.6 hours of a core"
     assert cost(7) == "8 trainings, about 4.6 hours of a core"
-
-
-def test_the_list_tells_the_hours_of_an_evening() -> None:
-    assert "; evening: as laptop; paper: " in reproduce.describe(KNOWN["spardl.teams"])
-    for name in OWN:
-        text = reproduce.describe(KNOWN[name])
-        assert re.search(r"evening: \d+ trainings, about \d+\.\d hours of a core; paper: ", text), text
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-def test_tasks_of_an_evening_run_on_data_of_their_shape(composing: None, tmp_path: Path) -> None:
-    exhibit: Any = KNOWN["spardl.real_data"]
-    work = exhibit.jobs("smoke")
-    working.complete(work, tmp_path, 2)
-    results = base.Results.on_disk(tmp_path, work)
-    assert [results.of(job).reason for job in work] == [None] * len(work)
-    assert {job.config["dataset"]["_target_"] for job in work} == {
-        job.config["dataset"]["_target_"] for job in exhibit.jobs("evening")
-    }
-    assert len(exhibit.tables("smoke", results)) == 6
-    assert all(isinstance(job, jobs.Training) for job in work)
 
 
 @pytest.mark.usefixtures("composing")

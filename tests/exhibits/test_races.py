@@ -116,20 +116,12 @@ def test_there_is_no_target_before_dense_is_done() -> None:
     assert EXHIBIT.target(COURSE, found) is None
     assert rows(found)[0][OURS][races.UNTIL] == "no target yet"
     assert "no target yet" in EXHIBIT.tables("smoke", found)[0].title
-    assert {line.seconds for line in EXHIBIT.tried("smoke", found)} == {"no target"}
 
 
 def test_less_may_be_better() -> None:
     exhibit = race(lower=True)
     assert rows(results(), exhibit)[0][SLOW][races.EVERY] == "1, 1.1, 1.2"
-    assert exhibit.tried("smoke", results())[0].measure.startswith("accuracy; target at most 0.918")
-
-
-def test_the_summary_has_the_measured_seconds() -> None:
-    lines = {(line.task, line.method): line for line in EXHIBIT.tried("smoke", results())}
-    line = lines["LSTM on X, 4 workers, 0.1 Gbit/s", OURS]
-    assert (line.seconds, line.sent, line.role) == ("2.2 s", "25.00%", "for comparison")
-    assert lines["LSTM on X, 4 workers, 1 Gbit/s", SLOW].seconds == "not reached"
+    assert "target at most 0.918" in exhibit.tables("smoke", results())[0].title
 
 
 def test_picture_has_lines_bands_and_target() -> None:

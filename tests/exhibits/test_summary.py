@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts.exhibits import base, jobs, tables, tried, unrun
+from scripts import reproduce
+from scripts.exhibits import base, jobs, measures
+from scripts.exhibits.claims.judging import Finding, TaskFinding, Verdict
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.measures import Curve
-from scripts.exhibits.pages import sections, verdicts
-from scripts.exhibits.pages import summary as pages_summary
+from scripts.exhibits.pages import page, sections
 from scripts.exhibits.papers.catalogue import load_all
-from tests.support import made_up
+from tests.support import claiming, made_up
 
 CASE = trainings.Case("VGG on CIFAR", ("a=1",), "ResNet on digits")
 
@@ -21,7 +23,7 @@ CASE = trainings.Case("VGG on CIFAR", ("a=1",), "ResNet on digits")
 def exhibit(**changes: Any) -> Any:
     plans = {"smoke": trainings.Plan((CASE,), (), (1, 2, 3), "")}
     methods = {"SparDL": ("b=1",), "dense": trainings.DENSE}
-    own = {"name": "paper.training", "proposed": ("SparDL",), "leads": True, **changes}
+    own = {"name": "paper.training", "leads": True, **changes}
     return trainings.MethodComparison(
         title="Training", source="", shows="", basis=base.Basis("", "", ""), methods=methods, plans=plans, **own
     )
@@ -46,170 +48,86 @@ def results(folder: Path, metrics: dict[str, list[float | None]], made: Any = No
     return base.Results(folder, found)
 
 
-def test_a_line_by_hand(tmp_path: Path) -> None:
-    ours, dense = exhibit().tried("smoke", results(tmp_path, {"SparDL": [0.9, 0.91, 0.92], "dense": [0.9] * 3}))
-    assert ours.task == "ResNet on digits, for VGG on CIFAR"
-    assert ours.measure == "accuracy; target at least 0.891, within 1% of where dense training ends"
-    assert ours.metric.startswith("0.91 (0.")
-    assert ours.metric.endswith(")")
-    assert ours.seconds == "12 s"  # 6, 12 and 18
-    assert ours.sent == "2.00%"
-    assert (ours.role, dense.role) == ("proposed", "for comparison")
-    assert len(set(ours.jobs)) == 3
-    assert not set(ours.jobs) & set(dense.jobs)
-
-
-def test_what_is_missed_or_failed_is_said(tmp_path: Path) -> None:
-    ours, dense = exhibit().tried("smoke", results(tmp_path, {"SparDL": [0.9, 0.5, None], "dense": [0.9] * 3}))
-    assert (ours.seconds, ours.metric, ours.bad) == ("1 of 2 seeds", "0.7 (2 seeds); 1 of 3 failed", True)
-    assert not dense.bad
-    found = results(tmp_path / "more", {"SparDL": [0.1, 0.1, 0.1], "dense": [None, 0.9, 0.9]})
-    ours, dense = exhibit().tried("smoke", found)
-    assert (ours.seconds, ours.measure) == ("no target", "accuracy")  # dense training did not finish
-    gone, _ = exhibit().tried("smoke", results(tmp_path / "none", {"SparDL": [None] * 3, "dense": [0.9] * 3}))
-    assert (gone.metric, gone.bad) == ("failed: out of memory", True)
-    assert exhibit(proposed=()).tried("smoke", found) == []
-
-
 def test_the_first_evaluation_that_reaches_a_target() -> None:
     curve = Curve((1, 2, 3), (1.0, 2.0, 3.0), (5.0, 3.0, 4.0))
-    assert tried.reached(curve, tried.Target(4.0, True, "")) == 2.0
-    assert tried.reached(curve, tried.Target(5.0, False, "")) == 1.0
-    assert tried.reached(curve, tried.Target(9.0, False, "")) is None
+    assert measures.reached(curve, measures.Target(4.0, True, "")) == 2.0
+    assert measures.reached(curve, measures.Target(5.0, False, "")) == 1.0
+    assert measures.reached(curve, measures.Target(9.0, False, "")) is None
 
 
-@pytest.mark.parametrize(
-    ("words", "kind"),
-    [
-        ("reproduced", "good"),
-        ("in the same direction", "half"),
-        ("checked by construction", "built"),
-        ("cannot be judged here: too short", "open"),
-        ("not reproduced", "bad"),
-        ("depends on the task", "half"),
-        ("slightly worse", "half"),
-        ("something new", "open"),
-    ],
-)
-def test_a_verdict_has_a_colour_a_mark_and_its_words(words: str, kind: str) -> None:
-    found = verdicts.chip(words)
-    assert (found.kind, found.words) == (kind, words)
-    assert found.mark
+@pytest.mark.parametrize("verdict", Verdict)
+def test_every_verdict_has_a_colour_a_mark_and_its_words(verdict: Verdict) -> None:
+    kind, mark, words = sections.chip(Finding(verdict, "", "", overshoot=True))
+    assert kind in page.STYLE.read_text()
+    assert mark
+    assert words == f"{verdict}, overshoot"
 
 
-def claims(work: list[Any], verdict: str = "not reproduced") -> Any:
-    columns = ("claim", "paper (table or figure)", "ours", "exhibit", "verdict")
-    cells = [tables.Cell(text) for text in ("the same", "less", "paper.training, smoke", verdict)]
-    return tables.Table("Claims", columns, [tables.Row("Paper: accuracy", cells, work)])
+def judgement(verdict: str, *tasks: Any, **words: Any) -> Any:
+    """A verdict on the claim of an exhibit."""
+    name, exhibit, ours = words.get("name", "A: claim"), words.get("exhibit", "paper.training"), words.get("ours", "1x")
+    claim = replace(claiming.claim(claiming.rule("UpTo", 2.0), list), name=name, exhibit=exhibit)
+    finding = Finding(Verdict[verdict], ours, "so")
+    return claiming.judging.Judgement(claim, finding, "smoke", "", base.Basis("", "", ""), (), tasks)
 
 
-def report(folder: Path, made: Any, found: Any, *contents: Any) -> str:
-    section = sections.exhibit_section(made, "Paper (2024)", "smoke", found)
-    judged = sections.tables_section("claims-smoke", "Claims", "", "smoke", contents, made.basis, found)
-    index = sections.add(folder, [judged, section], ["claims-smoke", "paper.training-smoke"])
-    return index.read_text()
+def task(name: str, verdict: str, ours: str) -> Any:
+    return TaskFinding(name, Finding(Verdict[verdict], ours, ""), ())
 
 
-def test_a_verdict_stands_beside_what_was_proposed(tmp_path: Path) -> None:
+def report(folder: Path, made: Any, found: Any, *judgements: Any, monkeypatch: Any) -> list[str]:
+    """The parts of a report: claims, figures and results, and exhibits."""
+    monkeypatch.setattr(reproduce, "papers", lambda: {made.name: "A: Paper (Some, 2024)."})
+    waiting = sections.unrun_table([made], "smoke", found)
+    text = reproduce.report([made], "smoke", found, folder, judgements, waiting).read_text()
+    return text.split('<h2 class="all">')
+
+
+def test_claims_come_before_figures_and_folded_exhibits(tmp_path: Path, monkeypatch: Any) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
-    text = report(tmp_path / "report", made, found, claims(list(found.found)))
-    first, rest, folded = text.split('<h2 class="all">')
-    # All verdicts counted, those of the paper, and in the table of claims.
-    assert first.count("not reproduced") == 3
+    claim = judgement("NOT")
+    first, rest, folded = report(tmp_path, made, found, claim, monkeypatch=monkeypatch)
+    assert first.count("not reproduced") == 3  # in all verdicts counted, those of the paper, and the table of claims
     assert "no claim is supported" in first
-    assert first.index("<nav") < first.index(">Paper: accuracy</th>")
-    row = rest[rest.index('<tr class="proposed">') :]
-    assert row.index("not reproduced") < row.index(">dense</th>") < row.index("for comparison")
-    assert "<img" not in first
-    assert rest.count("<img") == 1
-    assert "<img" not in folded
+    assert first.index("<nav") < first.index(">A: claim</th>")
+    assert [part.count("<img") for part in (first, rest, folded)] == [0, 1, 0]
     assert 'in <a href="#summary">the summary</a>' in folded
-    assert text.count('<details class="exhibit">') == 2
-
-
-def test_what_failed_stays_with_its_task(tmp_path: Path) -> None:
-    made, found = exhibit(), results(tmp_path, {"SparDL": [None] * 3, "dense": [None, 0.9, 0.9]})
-    first = report(tmp_path / "report", made, found).split('<h2 class="all">')[1]
-    assert first.count('class="task"') == 1
-    assert "failed: out of memory" in first
-
-
-def test_a_verdict_is_only_on_the_rows_of_its_jobs(tmp_path: Path) -> None:
-    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
-    work = [made.job(made.plans["smoke"], CASE, "dense", 1)]
-    text = report(tmp_path / "report", made, found, claims(work))
-    first, rest, _ = text.split('<h2 class="all">')
-    assert ">Paper: accuracy</th>" in first
-    assert "not reproduced" not in rest
-
-
-def test_a_row_has_the_verdict_of_its_task(tmp_path: Path) -> None:
-    """And not the one that another task gives the claim."""
-    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
-    own = tried.marks(list(found.found))
-    tasks = [verdicts.Part("this", "reproduced", own), verdicts.Part("another", "not reproduced", ["x"])]
-    judged = verdicts.Judged("Paper: accuracy", "same", "-", "depends on the task", ["paper.training"], own, tasks)
-    section = sections.exhibit_section(made, "Paper (2024)", "smoke", found)
-    claimed = sections.Section("claims-smoke", "", "Claims", "smoke", 0, "", judged=[judged])
-    text = str(pages_summary.summary([claimed, section]))
-    row = text[text.index('<tr class="proposed">') :]
-    assert "\u2713</span> reproduced" in row
-    assert "not reproduced" not in row
-    assert "depends on the task" not in row
+    assert folded.count('<details class="exhibit">') == 2
+    assert "<dt>because</dt><dd>so</dd>" in folded
 
 
 def test_a_paper_s_best_result_is_on_the_first_screen() -> None:
-    part = verdicts.Part
     claims = [
-        verdicts.Judged("A: counts", "n (Table 1)", "7 of 7", "checked by construction", ["a.x"], []),
-        verdicts.Judged(
-            "A: order",
-            "x > y (Figure 2)",
-            "",
-            "depends on the task",
-            ["a.x"],
-            [],
-            [part("one", "not reproduced", [], "2, 3"), part("two", "in the same direction", [], "5, 4")],
+        judgement("BUILT_IN", name="A: counts", exhibit="a.x"),
+        judgement(
+            "MIXED",
+            task("one", "NOT", "2, 3"),
+            task("two", "DIRECTION", "5, 4"),
+            name="A: order",
+            exhibit="a.x",
         ),
-        verdicts.Judged("B: speed", "2x (abstract)", "1x", "not reproduced", ["b.x"], []),
+        judgement("NOT", name="B: speed", exhibit="b.x"),
     ]
-    claimed = sections.Section("claims-smoke", "", "Claims", "smoke", 0, "", judged=claims)
-    papers = [sections.Section(f"{name}.x-smoke", name.upper(), "X", "smoke", 0, "") for name in "ab"]
-    text = str(pages_summary.summary([claimed, *papers]))
+    papers = [page.Section(f"{name}.x-smoke", name.upper(), "X", "smoke", 0, "", f"{name}.x") for name in "ab"]
+    text = str(sections.summary(papers, claims, None)[0])
     glance = " ".join(text[text.index('class="stack glance"') :].partition("</table>")[0].split())
     one, other = glance.split("<tr>")[2:]
-    assert "in the same direction</span> <strong>order</strong>, two: 5, 4 <small>(paper: x &gt; y)</small>" in one
+    assert "in the same direction</span> <strong>order</strong>, two: 5, 4 <small>(paper: much)</small>" in one
     assert one.index("checked by construction <b>1</b>") < one.index("depends on the task <b>1</b>")
     assert "not reproduced <b>1</b>" in other
     assert "no claim is supported" in other
-    assert verdicts.best_part([]) is None
+    assert sections.summary([], [], None) == (None, [])
 
 
-def test_the_contents_name_papers_and_what_was_not_run(tmp_path: Path) -> None:
+def test_what_was_not_run_is_in_one_list(tmp_path: Path, monkeypatch: Any) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [], "dense": [0.9] * 3})
-    section = sections.exhibit_section(made, "A: Paper (Some, 2024).", "smoke", found)
-    judged = verdicts.Judged("A: accuracy", "same", "-", "reproduced", ["paper.training"], [])
-    claimed = sections.Section("claims-smoke", "", "Claims", "smoke", 0, "", judged=[judged])
-    assert pages_summary.contents([claimed, section]) == [
-        ("Claims and verdicts", [("paper-1-claims", "A")]),
-        ("Figures and results", [("paper-1", "A")]),
-        ("Not run yet", [("unrun", "3 runs, 1 row of unknown time")]),
-    ]
-    assert pages_summary.contents([]) == []
-
-
-def test_what_was_not_run_is_in_one_list(tmp_path: Path) -> None:
-    made = exhibit()
-    found = results(tmp_path, {"SparDL": [], "dense": [0.9] * 3})
-    text = report(tmp_path / "report", made, found, claims(list(made.jobs("smoke"))))
-    assert text.count(">SparDL</th>") == 0
-    listed = text[text.index('<section id="unrun"') : text.index("All exhibits</h2>")]
-    assert "3 runs" in listed
-    assert "unknown" in listed
+    claim = judgement("NOT")
+    first, _, listed, _ = report(tmp_path, made, found, claim, monkeypatch=monkeypatch)
+    for key, title in (("paper-1-claims", "A"), ("paper-1", "A"), ("unrun", "3 runs, 1 row of unknown time")):
+        assert f'<a href="#{key}">{title}</a>' in first
+    assert ">SparDL</th>" not in listed
     assert "paper.training" in listed
-    assert (
-        "not reproduced" not in text[text.index("Figures and results</h2>") :].partition('<details class="exhibit">')[0]
-    )
+    assert "unknown" in listed
 
 
 def test_the_time_of_what_was_not_run_is_that_of_its_task(tmp_path: Path) -> None:
@@ -217,13 +135,11 @@ def test_the_time_of_what_was_not_run_is_that_of_its_task(tmp_path: Path) -> Non
     found = results(tmp_path, {"SparDL": [0.9], "dense": [0.9] * 3})
     for done in found.found.values():
         done.data["wall_seconds"] = 7200.0
-    (waiting,) = unrun.unrun(made, "smoke", found)
-    assert (waiting.task, waiting.method, len(waiting.jobs), waiting.seconds) == (CASE.name, "SparDL", 2, 7200.0)
-    table = unrun.unrun_table([waiting, waiting])
+    table = sections.unrun_table([made, made], "smoke", found)
     assert table is not None
     assert table.title == "Not run yet: 2 runs, 4 core hours"
     assert [cell.text for cell in table.rows[0].cells[:4]] == [CASE.name, "SparDL", "2", "4"]
-    assert unrun.unrun_table([]) is None
+    assert sections.unrun_table([], "smoke", found) is None
 
 
 def machines(folder: Path, *names: str) -> Any:
@@ -242,35 +158,6 @@ def test_seconds_are_compared_within_one_machine(tmp_path: Path) -> None:
     mixed = machines(tmp_path / "mixed", *"ABAAAB")
     assert mixed[0] == ["12; 12", "1", "A, torch 2.7; B, torch 2.7"]
     assert mixed[1] == ["9; 18", "0.75", "A, torch 2.7; B, torch 2.7"]
-
-
-def test_the_target_is_not_a_mean_over_machines(tmp_path: Path) -> None:
-    made, found = exhibit(), results(tmp_path, {"SparDL": [0.9] * 3, "dense": [0.9] * 3})
-    moved = {
-        job: outcome._replace(made={"cpu": "AB"[number % 2]})
-        for number, (job, outcome) in enumerate(found.found.items())
-    }
-    ours, _ = made.tried("smoke", base.Results(tmp_path, moved))
-    assert ours.seconds == "12 s (2 seeds on A); 12 s (1 seed on B)"
-    assert ours.machine == "A; B"
-
-
-def test_of_several_scales_the_last_one_counts() -> None:
-    page = pages_summary
-    kinds = [("smoke", "<svg>small</svg>"), ("laptop", "<svg>large</svg>")]
-    made = [sections.Section(f"p.x-{tag}", "Paper", "X", tag, 0, f"<p>{tag}</p>{page.HERE}", svg) for tag, svg in kinds]
-    text = str(page.summary(made))
-    assert "large" in text
-    assert "small" not in text
-    small, large = (section.html for section in page.placed(made))
-    assert "<svg>small</svg>" in small
-    assert "<svg" not in large
-    assert page.summary([sections.Section("claims-smoke", "", "Claims", "smoke", 0, "")]) is None
-
-
-def test_every_paper_has_a_figure_to_lead_with() -> None:
-    for paper in load_all():
-        assert len([each for each in paper.exhibits if each.leads]) == 1, paper
 
 
 def test_a_paper_s_first_figure_has_a_panel_for_each_task(tmp_path: Path) -> None:

@@ -12,11 +12,10 @@ import pytest
 
 from scripts import docs, learning
 from scripts.exhibits import base
-from scripts.exhibits.measures import metric_curve, shown_interval
+from scripts.exhibits.measures import metric_curve, reached, shown_interval
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.tables import Cell, Row, Table
-from scripts.exhibits.tried import reached
 from scripts.pages import break_even as tables
 from scripts.pages import quotes
 from scripts.pages.marked import without_missing

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,17 +10,15 @@ from typing import Any
 
 import pytest
 
-from scripts import choices, reproduce
+from scripts import choices, report, reproduce
 from scripts.exhibits.base import Results
-from scripts.exhibits.claims.catalogue import claims_section, judge_all, load_all
+from scripts.exhibits.claims.catalogue import judge_all, load_all
 from scripts.exhibits.papers.catalogue import catalogue, papers
-from scripts.exhibits.records import SHIPPED, RecordStore
 from tests.support import looking, made_up
 from tests.support.run_folders import write_run
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install '.[dev]'")
 
-ROOT = Path(__file__).resolve().parents[2]
 CHROMIUM = Path("/usr/bin/chromium")
 OPTIONS = [
     "--no-sandbox",
@@ -32,7 +29,8 @@ OPTIONS = [
     "--disable-sync",
 ]
 PATIENCE = 200_000  # milliseconds for what a browser does on a busy machine
-EXHIBITS = ("dear.breakdown", "sketch_fusion.fusion")
+SCALE = "laptop"
+OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
 
 pytestmark = [
     pytest.mark.browser,
@@ -82,90 +80,58 @@ def browser() -> Iterator[Any]:
 
 @contextmanager
 def shown(browser: Any, path: Path, width: int, scheme: str = "light") -> Iterator[Any]:
+    """A page that fetches nothing and complains of nothing."""
     context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
-    page = context.new_page()
+    page, complaints = context.new_page(), list[str]()
     page.set_default_timeout(PATIENCE)
-    page.goto(path.as_uri())
-    yield page
-    context.close()
-
-
-def script(name: str, *words: str) -> None:
-    command = [sys.executable, f"scripts/{name}.py", *words]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.fixture(scope="module")
-def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A report of exhibits, and one of two runs of long names and one that failed."""
-    folder = tmp_path_factory.mktemp("pages")
-    script("reproduce", *EXHIBITS, f"--outputs={folder / 'outputs'}", f"--report={folder / 'report'}")
-    write_run(folder / "runs" / "spardl", 1, 0.5)
-    write_run(folder / "runs" / "oktopk", 1, 0.6, communicator___target_="spardl.communicators.oktopk.OkTopk")
-    failed = write_run(folder / "runs" / ("a_name_" * 20))
-    (failed / "summary.json").write_text('{"status": "failed", "reason": "replicas differ"}')
-    script("report", str(folder / "runs"), f"--html={folder / 'runs.html'}")
-    return {"exhibits": folder / "report" / "index.html", "runs": folder / "runs.html"}
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["exhibits", "runs"])
-def test_a_page(name: str, scheme: str, browser: Any, pages: dict[str, Path], tmp_path: Path) -> None:
-    address = pages[name].as_uri()
-    context = browser.new_context(color_scheme=scheme, viewport={"width": 1100, "height": 900})
-    page = context.new_page()
-    page.set_default_timeout(PATIENCE)
-    complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.on("requestfailed", lambda request: complaints.append(request.url))
-    page.on("request", lambda request: own(request.url, address) or complaints.append(request.url))
-    page.goto(address)
-    page.evaluate("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
-    check_contrast(page)
-    check_sizes(page)
-    wide = page.screenshot(path=tmp_path / "wide.png", full_page=True)
-    page.set_viewport_size({"width": 390, "height": 800})
-    assert page.evaluate(looking.OVERFLOW) == []
-    check_sizes(page)
-    narrow = page.screenshot(path=tmp_path / "narrow.png", full_page=True)
-    assert min(len(wide), len(narrow)) > 10_000
-    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == (
-        "rgb(253, 253, 251)" if scheme == "light" else "rgb(21, 23, 26)"
-    )
-    assert page.pdf(path=tmp_path / "page.pdf", format="A4").startswith(b"%PDF")
+    page.on("request", lambda each: each.url.startswith((path.as_uri(), "data:")) or complaints.append(each.url))
+    page.goto(path.as_uri())
+    yield page
     assert complaints == []
     context.close()
 
 
-def own(url: str, address: str) -> bool:
-    """Whether a request stays within the page."""
-    return url == address or url.startswith("data:")
+@pytest.fixture(scope="module")
+def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A report of all exhibits and claims as long as at a whole scale, and one of runs, one of which failed."""
+    folder, exhibits = tmp_path_factory.mktemp("pages"), catalogue()
+    found = [made_up.results(exhibit, SCALE, folder / "outputs").found for exhibit in exhibits.values()]
+    results = Results(folder / "outputs", {job: outcome for each in found for job, outcome in each.items()})
+    with choices.composing():
+        judgements = judge_all(exhibits, SCALE, results)
+    index = reproduce.report(list(exhibits.values()), SCALE, results, folder / "report", judgements)
+    write_run(folder / "runs" / "spardl", 1, 0.5)
+    write_run(folder / "runs" / "oktopk", 1, 0.6, communicator___target_="spardl.communicators.oktopk.OkTopk")
+    failed = write_run(folder / "runs" / ("a_name_" * 20))
+    (failed / "summary.json").write_text('{"status": "failed", "reason": "replicas differ"}')
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "argv", ["report.py", str(folder / "runs"), f"--html={folder / 'runs.html'}"])
+        assert report.main() == 0
+    return {"exhibits": index, "runs": folder / "runs.html"}
 
 
-def check_contrast(page: Any) -> None:
-    found = page.evaluate(CONTRASTS)
-    assert len(found) > 50
-    assert [each for each in found if each["ratio"] < 4.5] == []
-
-
-def check_sizes(page: Any) -> None:
-    boxes = page.evaluate(BOXES)
-    assert len(boxes) >= 4
-    assert all(box["width"] > 200 and box["height"] > 50 for box in boxes), boxes
-
-
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 768, 1280])
 @pytest.mark.parametrize("name", ["exhibits", "runs"])
-def test_a_page_on_paper(name: str, browser: Any, pages: dict[str, Path]) -> None:
-    """Ink on white even for those who like it dark; nothing is cut off; what is closed is not there."""
-    with shown(browser, pages[name], 670, "dark") as page:
-        page.emulate_media(media="print")
-        assert page.evaluate("document.documentElement.scrollWidth") <= 670
-        assert all(box["right"] <= 670 for box in page.evaluate(BOXES))
-        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(28, 32, 36)"
-        assert page.evaluate("getComputedStyle(document.querySelector('.plot')).filter") == "none"
-        assert page.evaluate("getComputedStyle(document.querySelector('details')).display") == "none"
+def test_all_can_be_read(name: str, width: int, scheme: str, browser: Any, pages: dict[str, Path]) -> None:
+    """What a reader sees is whole, folded and unfolded."""
+    with shown(browser, pages[name], width, scheme) as page:
+        assert page.evaluate(looking.OVERFLOW) == []  # folded
+        page.evaluate(OPEN)
+        for measure in (looking.OVERFLOW, looking.TABLES, looking.VERDICTS):
+            assert page.evaluate(measure) == []
+        found = page.evaluate(CONTRASTS)
+        assert len(found) > 50
+        assert [each for each in found if each["ratio"] < 4.5] == []
+        assert all(box["width"] > 200 and box["height"] > 50 for box in page.evaluate(BOXES))
+        drawn = page.evaluate("[...document.querySelectorAll('img.plot')].map((each) => each.naturalWidth)")
+        assert len(drawn) > (100 if name == "exhibits" else 1)
+        assert min(drawn) > 200
+        assert (page.evaluate("document.querySelectorAll('.verdict').length") > 60) == (name == "exhibits")
+        background = {"light": "rgb(253, 253, 251)", "dark": "rgb(21, 23, 26)"}[scheme]
+        assert page.evaluate("getComputedStyle(document.body).backgroundColor") == background
 
 
 def test_wide_tables_scroll_and_failures_are_marked(browser: Any, pages: dict[str, Path]) -> None:
@@ -178,120 +144,28 @@ def test_wide_tables_scroll_and_failures_are_marked(browser: Any, pages: dict[st
         assert page.evaluate("document.activeElement.localName") == "a"
 
 
-SCALE = "laptop"
-OPEN = "document.querySelectorAll('details').forEach((each) => { each.open = true; })"
+def test_on_paper_exhibits_are_unfolded_and_nothing_is_cut_off(browser: Any, pages: dict[str, Path]) -> None:
+    """Ink on white even for those who like it dark."""
+    with shown(browser, pages["exhibits"], 670, "dark") as page:
+        page.emulate_media(media="print")
+        seen = "(words) => [...document.querySelectorAll(words)].map((each) => each.checkVisibility())"
+        assert set(page.evaluate(seen, ".exhibit > section")) == {True}
+        assert set(page.evaluate(seen, ".sources")) == {False}
+        assert page.evaluate("document.documentElement.scrollWidth") <= 670
+        assert all(box["right"] <= 670 for box in page.evaluate(BOXES))
+        assert page.evaluate("getComputedStyle(document.body).color") == "rgb(28, 32, 36)"
 
 
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """All exhibits and claims, with as many rows, names and lines as the scale has."""
-    folder = tmp_path_factory.mktemp("report")
-    exhibits = catalogue()
-    found = [made_up.results(exhibit, SCALE, folder / "outputs").found for exhibit in exhibits.values()]
-    results = Results(folder / "outputs", {job: outcome for each in found for job, outcome in each.items()})
-    with choices.composing():
-        claims = claims_section(judge_all(exhibits, SCALE, results), SCALE, results)
-    return reproduce.report(list(exhibits.values()), SCALE, results, folder / "report", [claims])
-
-
-@pytest.fixture
-def opened(browser: Any, report: Path, width: int, scheme: str) -> Iterator[Any]:
-    with shown(browser, report, width, scheme) as page:
-        yield page
-
-
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The report that ``reproduce.py all --scale evening --done`` makes of the records in the repository."""
-    folder = tmp_path_factory.mktemp("recorded")
-    exhibits, store = catalogue(), RecordStore(ROOT / SHIPPED)
-    with choices.composing():
-        jobs = dict.fromkeys(job for exhibit in exhibits.values() for job in exhibit.jobs("evening"))
-        results = Results.on_disk(folder / "outputs", list(jobs), store)
-        claims = claims_section(judge_all(exhibits, "evening", results), "evening", results)
-        return reproduce.report(list(exhibits.values()), "evening", results, folder / "report", [claims])
-
-
-@pytest.mark.parametrize(("made", "scheme"), [("report", "light"), ("report", "dark"), ("recorded", "light")])
-@pytest.mark.parametrize("width", [390, 768, 1280])
-def test_all_can_be_read(browser: Any, request: Any, made: str, scheme: str, width: int) -> None:
-    with shown(browser, request.getfixturevalue(made), width, scheme) as page:
-        check_reading(page)
-
-
-def check_reading(opened: Any) -> None:
-    """What a reader sees is whole, folded and unfolded."""
-    assert opened.evaluate(looking.OVERFLOW) == []  # folded
-    opened.evaluate(OPEN)
-    for measure in (looking.OVERFLOW, looking.TABLES, looking.VERDICTS):
-        assert opened.evaluate(measure) == []
-    check_contrast(opened)
-    drawn = opened.evaluate("[...document.querySelectorAll('img.plot')].map((each) => each.naturalWidth)")
-    assert len(drawn) > 100
-    assert min(drawn) > 200
-    assert opened.evaluate("document.querySelectorAll('.verdict').length") > 60
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(670, "dark")])
-def test_on_paper_exhibits_are_unfolded_and_nothing_is_cut_off(opened: Any) -> None:
-    opened.emulate_media(media="print")
-    seen = "(words) => [...document.querySelectorAll(words)].map((each) => each.checkVisibility())"
-    assert set(opened.evaluate(seen, ".exhibit > section")) == {True}
-    assert set(opened.evaluate(seen, ".sources")) == {False}
-    assert opened.evaluate("document.documentElement.scrollWidth") <= 670
-    assert all(box["right"] <= 670 for box in opened.evaluate(BOXES))
-
-
-# Faults that are put into the page, and the checks that must find them.
-FAULTS = {
-    "a wide table": (looking.OVERFLOW, "document.querySelector('.stack').style.width = '1500px'"),
-    "a long word": (looking.OVERFLOW, "document.querySelector('h1').style.whiteSpace = 'nowrap'"),
-    "a column that scrolls away": (
-        looking.TABLES,
-        "document.querySelectorAll('.sheet th:first-child').forEach((each) => { each.style.position = 'static'; })",
-    ),
-    "a column that cannot be reached": (
-        looking.TABLES,
-        "document.querySelectorAll('.scroll').forEach((each) => { each.style.overflowX = 'clip'; })",
-    ),
-    "a verdict beyond the window": (
-        looking.VERDICTS,
-        "document.querySelector('.claim .verdict').style.marginLeft = '400px'",
-    ),
-    "a verdict in a closed part": (
-        looking.VERDICTS,
-        "document.querySelector('.stack .judged .verdict').closest('td').style.display = 'none'",
-    ),
-    "a verdict without words": (looking.VERDICTS, "document.querySelector('.verdict').textContent = '\u2717'"),
-    "verdicts of one colour": (
-        looking.VERDICTS,
-        "document.querySelectorAll('.verdict').forEach((each) => { each.style.color = 'red'; "
-        "each.style.background = 'white'; })",
-    ),
-}
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(390, "light")])
-@pytest.mark.parametrize("fault", FAULTS)
-def test_what_is_wrong_is_found(opened: Any, fault: str) -> None:
-    measure, harm = FAULTS[fault]
-    opened.evaluate(OPEN)
-    assert opened.evaluate(measure) == []
-    opened.evaluate(f"() => {{ {harm} }}")
-    assert opened.evaluate(measure) != []
-
-
-@pytest.mark.parametrize(("width", "scheme"), [(1280, "light")])
-def test_the_summary_is_first_and_exhibits_are_folded(opened: Any) -> None:
-    places = "(words) => words.map((each) => document.querySelector(each).getBoundingClientRect().top)"
-    parts = opened.evaluate(places, ["nav", "#summary", ".claimed", ".paper", "details.exhibit"])
-    assert parts == sorted(parts)
-    claims = "[...document.querySelectorAll('.claims tbody th')].map((each) => each.textContent)"
-    assert sorted(opened.evaluate(claims)) == sorted(claim.name for claim in load_all())
-    assert opened.evaluate("[...document.querySelectorAll('details')].every((each) => !each.open)")
-    assert opened.evaluate("document.querySelectorAll('#summary .paper').length") == len(set(papers().values()))
-    assert opened.evaluate("[...document.querySelectorAll('.paper')].every((each) => each.querySelector('.plot'))")
-    opened.locator(".tally a").click()
-    assert opened.evaluate("document.querySelector('#claims-laptop').closest('details').open")
-    opened.locator("#claims-laptop .claim summary").first.click()
-    assert opened.locator("#claims-laptop .claim dd").first.is_visible()
+def test_the_summary_is_first_and_exhibits_are_folded(browser: Any, pages: dict[str, Path]) -> None:
+    with shown(browser, pages["exhibits"], 1280) as page:
+        places = "(words) => words.map((each) => document.querySelector(each).getBoundingClientRect().top)"
+        parts = page.evaluate(places, ["nav", "#summary", ".claimed", ".paper", "details.exhibit"])
+        assert parts == sorted(parts)
+        claims = "[...document.querySelectorAll('.claims tbody th')].map((each) => each.textContent)"
+        assert sorted(page.evaluate(claims)) == sorted(claim.name for claim in load_all())
+        assert page.evaluate("[...document.querySelectorAll('details')].every((each) => !each.open)")
+        assert page.evaluate("document.querySelectorAll('#summary .paper .plot').length") >= len(set(papers().values()))
+        page.locator(".tally a").click()
+        assert page.evaluate("document.querySelector('#claims-laptop').closest('details').open")
+        page.locator("#claims-laptop .claim summary").first.click()
+        assert page.locator("#claims-laptop .claim dd").first.is_visible()

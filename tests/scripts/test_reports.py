@@ -8,7 +8,6 @@ import json
 import math
 import re
 import sys
-from collections.abc import Sequence
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -23,9 +22,8 @@ from scripts.exhibits import base, jobs, tables, working
 from scripts.exhibits.charts import axes, sheets
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.pages import page as html_page
-from scripts.exhibits.pages import runs
 from scripts.exhibits.pages import sections as report_sections
-from spardl.basics.errors import DataError, WorkerError
+from spardl.basics.errors import WorkerError
 from tests.support.run_folders import SUMMARY, write_run
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -122,7 +120,10 @@ def test_exhibit_is_complete_in_its_section(exhibit: Any, tmp_path: Path) -> Non
         assert words in text
     assert text.count("Simulated a clock Measured all bytes Assumed no <jitter>") == 4  # two tables and two figures
     assert made.html.count('<img class="plot"') == made.html.count('<details class="sources">') == 2
-    assert str(next(iter(results.found.values())).where) in text
+    told = reproduce.explain(exhibit, "smoke", "x", tmp_path)
+    assert "python scripts/some.py" in told
+    for words in told.splitlines():
+        assert words.strip() in text or words.endswith(", x:")
     assert made.marks == 0
     assert_self_contained(page(made))
 
@@ -136,17 +137,6 @@ def test_what_failed_is_marked_and_counted(exhibit: Any, tmp_path: Path) -> None
     assert text.count("\u2717 1 cell") == 2  # in the contents, and next to the title
     assert "failed: out of <memory>; see " in text
     assert re.search(r"td\.bad::before \{ content:", page(made))  # not by colour alone
-
-
-def test_the_page_tells_what_explain_tells(
-    exhibit: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
-) -> None:
-    results = results_of(exhibit, tmp_path)
-    told = reproduce.explain(exhibit, "smoke", "x", tmp_path)
-    text = Reader(report_sections.exhibit_section(exhibit, "Paper", "smoke", results).html).text
-    assert "python scripts/some.py" in told
-    for words in told.splitlines():
-        assert words.strip() in text or words.endswith(", x:")
 
 
 def test_what_is_behind_every_row_is_told_once(tmp_path: Path) -> None:
@@ -186,64 +176,6 @@ def test_a_figure_is_an_image_of_its_own() -> None:
     assert drawn == html_page.image(line, {}, 'a <title> & "more"')
 
 
-def test_the_style_defines_its_variables() -> None:
-    style = html_page.STYLE.read_text()
-    assert set(re.findall(r"var\((--[\w-]+)\)", style)) <= set(re.findall(r"(--[\w-]+):", style))
-
-
-def keys(folder: Path) -> Sequence[str]:
-    text = (folder / "index.html").read_text()
-    return re.findall(r'<section id="([^"]+)">', text)
-
-
-def test_sections_gather_over_many_commands(tmp_path: Path) -> None:
-    add = report_sections.add
-    order = ["a-smoke", "a-laptop", "b-smoke"]
-    add(tmp_path, [section("b-smoke"), section("z-smoke")], order)
-    add(tmp_path, [section("a-laptop")], order)
-    add(tmp_path, [section("a-smoke", html="<p>first version</p>\n")], order)
-    assert add(tmp_path, [section("a-smoke", html="<p>second version</p>\n")], order) == tmp_path / "index.html"
-    assert keys(tmp_path) == [*order, "z-smoke"]
-    text = (tmp_path / "index.html").read_text()
-    assert "second version" in text
-    assert "first version" not in text
-    assert_self_contained(text)
-
-
-def test_a_section_that_cannot_be_read_is_named(tmp_path: Path) -> None:
-    add = report_sections.add
-    add(tmp_path, [section()], [])
-    before = (tmp_path / "index.html").read_text()
-    (tmp_path / "sections" / "b-smoke.json").write_text('{"key": "b"}')
-    with pytest.raises(DataError, match=r"b-smoke\.json is not a section of a report .*; delete it") as caught:
-        add(tmp_path, [section()], [])
-    assert "\n" not in str(caught.value)
-    assert (tmp_path / "index.html").read_text() == before
-
-
-def test_a_section_of_tables_alone(tmp_path: Path) -> None:
-    content = tables.Table("Claims", ("claim", "verdict"), [tables.Row("c<1>", [tables.Cell("no", bad=True)], [])])
-    results = base.Results(tmp_path, {})
-    made = report_sections.tables_section(
-        "claims-smoke", "Claims", "Words & more", "smoke", [content], base.Basis("", "counted", ""), results
-    )
-    assert made.marks == 0  # nothing has failed
-    assert "Words & more Claims \u2022 no c<1>" in Reader(made.html).text
-    assert_self_contained(page(made))
-
-
-def test_every_exhibit_has_a_place_and_a_paper() -> None:
-    assert list(reproduce.papers()) == list(reproduce.catalogue())
-    assert all(words and "\n" not in words for words in reproduce.papers().values())
-
-
-def test_claims_come_first(tmp_path: Path) -> None:
-    nothing = base.Results(tmp_path, {})
-    report_sections.add(tmp_path, [section("spardl.complexity-smoke"), section("dear.speed-smoke")], [])
-    reproduce.report([], "smoke", nothing, tmp_path, [section("claims-smoke")])
-    assert keys(tmp_path) == ["claims-smoke", "spardl.complexity-smoke", "dear.speed-smoke"]
-
-
 def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
 
     class Alone(jobs.Computation):  # type: ignore[misc]
@@ -264,15 +196,17 @@ def test_where_a_page_was_made_and_the_first_of_many_sources() -> None:
     assert html_page.in_words(found) == "Python 3.12, torch 2.7, spardl 0.1.0; a machine"
     assert html_page.in_words({}) == ""
     assert set(html_page.here()) == {"Made with", "On", "Date"}
-    sources = [html_page.Source(f"command {number}", "there") for number in range(30)]
-    assert report_sections._few(sources[:13]) == sources[:13]
-    assert report_sections._few(sources) == [*sources[:12], html_page.Source("and 18 more", "listed by --explain")]
+    work = [jobs.Computation("x", shares, (("number", number),), f"do {number}") for number in range(30)]
+    nothing = base.Results(Path("x"), {})
+    listed = [report_sections.few_sources(tables.Row("", [], work[:count]), nothing) for count in (13, 30)]
+    assert [source.command for source in listed[0]] == [job.command for job in work[:13]]
+    assert listed[1] == [*listed[0][:12], html_page.Source("and 18 more", "listed by --explain")]
 
 
 def compared(*folders: Path) -> list[Any]:
-    finished, others = runs.collect(folders)
+    finished, others = report.collect(folders)
     assert not others
-    return runs.compare(finished)
+    return report.compare(finished)
 
 
 def names_and_runs(comparison: Any) -> dict[str, list[str]]:
@@ -293,10 +227,8 @@ def test_seeds_share_a_row_and_all_else_that_matters_does_not(tmp_path: Path) ->
     found = names_and_runs(comparison)
     assert list(found.values()) == [["run1", "run0"], ["run2"], ["run3"]]
     assert next(iter(found)) == "spardl, cluster.workers=4, compressor.density=0.01"
-    assert runs.differences(comparison.methods) == {
-        "cluster.workers": ["4", "4", "8"],
-        "compressor.density": ["0.01", "0.1", "0.1"],
-    }
+    both = {"cluster.workers": ["4", "4", "8"], "compressor.density": ["0.01", "0.1", "0.1"]}
+    assert report.differences(comparison.methods) == both
 
 
 def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
@@ -307,7 +239,7 @@ def test_names_are_as_short_as_they_can_be(tmp_path: Path) -> None:
     (comparison,) = compared(tmp_path)
     names = ["spardl, momentum.factor=null", "spardl, communicator=oktopk", "spardl, momentum.factor=0.9"]
     assert list(names_and_runs(comparison)) == names
-    found = runs.differences(comparison.methods)
+    found = report.differences(comparison.methods)
     assert found["communicator"] == ["spardl", "oktopk", "spardl"]
     assert found["momentum.factor"] == ["\u2014", "\u2014", "0.9"]
     assert set(found) == {"communicator", "compressor.density", "momentum.factor"}
@@ -359,7 +291,7 @@ SPOILT = [
 def test_no_folder_is_lost(tmp_path: Path, name: str, text: str | None, state: str) -> None:
     write_run(tmp_path / "good")
     spoil(write_run(tmp_path / "bad"), name, text)
-    (good,), (bad,) = runs.collect([tmp_path / "good", tmp_path / "bad"])
+    (good,), (bad,) = report.collect([tmp_path / "good", tmp_path / "bad"])
     assert (good.folder.name, bad.folder.name) == ("good", "bad")
     assert bad.state.startswith(state)
     assert "\n" not in bad.state
@@ -371,7 +303,7 @@ def test_folders_of_runs_and_what_is_no_run(tmp_path: Path) -> None:
     (outputs / "logs").mkdir()
     (outputs / "notes.txt").write_text("")
     same = outputs / "logs" / ".." / "a"
-    finished, others = runs.collect([outputs, same, outputs / "logs", outputs / "notes.txt", tmp_path / "x"])
+    finished, others = report.collect([outputs, same, outputs / "logs", outputs / "notes.txt", tmp_path / "x"])
     assert [run.folder for run in finished] == [outputs / "a"]
     assert [(each.folder.name, each.state) for each in others] == [
         ("logs", "not a run folder"),
@@ -381,23 +313,17 @@ def test_folders_of_runs_and_what_is_no_run(tmp_path: Path) -> None:
 
 
 def test_what_is_measured_by_hand(tmp_path: Path) -> None:
-    run = runs.read(write_run(tmp_path / "a", value=0.8))
+    run = report.read(write_run(tmp_path / "a", value=0.8))
     assert (run.metric, run.train_loss, run.share, run.seconds) == (0.8, 1.0, 0.02, 8.0)
     assert run.curve == ((2, 4), (4.0, 8.0), (0.4, 0.8))
     assert run.simulated
     assert run.command == "python train.py seed=1"
-    alone = runs.read(write_run(tmp_path / "b", summary={"step_bytes": 0.0, "step_bytes_dense": 0.0}))
-    assert alone.share == 0.0
-
-
-def test_what_was_not_logged_is_said(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "a")
-    (folder / "metrics.jsonl").write_text('{"kind": "eval", "step": 4, "accuracy": 0.5}\n')
-    (folder / "command.txt").unlink()
-    (comparison,) = compared(folder)
-    (row,) = report.results(comparison).rows
-    assert row.cells[3].text == "not logged"
-    assert report.source(comparison.methods[0].runs[0]).command.startswith("the command was not recorded")
+    other = write_run(tmp_path / "b", summary={"step_bytes": 0.0, "step_bytes_dense": 0.0})
+    (other / "metrics.jsonl").write_text('{"kind": "eval", "step": 4, "accuracy": 0.5}\n')
+    (other / "command.txt").unlink()
+    run = report.read(other)
+    assert (run.share, run.train_loss) == (0.0, None)
+    assert report.source(run).command.startswith("the command was not recorded")
 
 
 def test_virtual_and_real_seconds_are_told_apart(tmp_path: Path) -> None:
@@ -456,62 +382,50 @@ def test_names_are_those_that_users_type(tmp_path: Path) -> None:
     assert list(names_and_runs(comparison)) == ["oktopk", "oktopk, residual=local", "oktopk_bert", "Mine"]
 
 
-def test_one_table_of_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    for seed, value in ((1, 0.5), (2, 0.7)):
-        write_run(tmp_path / f"a{seed}", seed, value)
-    write_run(tmp_path / "b", summary={"metric": "perplexity"}, value=50.0)
-    spoil(write_run(tmp_path / "c"), *SPOILT[0][:2])
-    assert called(monkeypatch, "runs", tmp_path) == 0
-    said = capsys.readouterr()
-    paths = f"{tmp_path / 'a1'}; {tmp_path / 'a2'}"
-    assert (
-        "| spardl | Accuracy on digits | 2 | accuracy | 0.6 | 0.14 | 8 | 0 | virtual | torch 2.7 | 2 "
-        f"| 2.00% | {paths} |"
-    ) in said.out
-    assert (
-        "| spardl | Perplexity on digits | 1 | perplexity | 50 | - | 8 | - | virtual | torch 2.7 | 2 | 2.00% | "
-        in said.out
-    )
-    assert said.err == f"skipped {tmp_path / 'c'}: still running, or killed; step 4 was logged last\n"
-
-
-def test_the_table_of_runs_for_programs_and_papers(
+def test_one_table_of_runs_for_readers_programs_and_papers(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
 ) -> None:
     for seed, value in ((1, 0.5), (2, 0.7)):
         write_run(tmp_path / f"a_{seed}", seed, value)
+    spoil(write_run(tmp_path / "c"), *SPOILT[0][:2])
+    assert called(monkeypatch, "runs", tmp_path) == 0
+    said = capsys.readouterr()
+    paths = f"{tmp_path / 'a_1'}; {tmp_path / 'a_2'}"
+    row = "| spardl | Accuracy on digits | 2 | accuracy | 0.6 | 0.14 | 8 | 0 | virtual | torch 2.7 | 2 | 2.00% |"
+    assert f"{row} {paths} |" in said.out
+    assert said.err == f"skipped {tmp_path / 'c'}: still running, or killed; step 4 was logged last\n"
     assert called(monkeypatch, "runs", tmp_path, "--csv") == 0
-    (row,) = csv.DictReader(capsys.readouterr().out.splitlines())
-    assert (row["method"], row["metric"], float(row["mean"])) == ("spardl", "accuracy", 0.6)
-    assert float(row["standard deviation"]) == pytest.approx(0.1414213562)
-    assert row["path"].split("; ") == [str(tmp_path / "a_1"), str(tmp_path / "a_2")]
+    (read,) = csv.DictReader(capsys.readouterr().out.splitlines())
+    assert (read["method"], read["metric"], float(read["mean"])) == ("spardl", "accuracy", 0.6)
+    assert float(read["standard deviation"]) == pytest.approx(0.1414213562)
+    assert read["path"] == paths
     assert called(monkeypatch, "runs", tmp_path, "--latex", "--png", tmp_path / "curves.png") == 0
     assert "a\\_1" in capsys.readouterr().out
     assert (tmp_path / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert called(monkeypatch, "runs", tmp_path, "--png", tmp_path / "no" / "curves.png") == 2
-    assert capsys.readouterr().err.startswith("error: cannot write the report (")
-    assert called(monkeypatch, "runs", tmp_path / "none") == 2
-    assert capsys.readouterr().err.endswith(
-        "error: none of these folders contains a finished run; create one with python train.py\n"
-    )
+    assert "\nerror: cannot write the report (" in capsys.readouterr().err
 
 
-def test_runs_of_several_machines_have_no_mean_time(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
-) -> None:
+def test_runs_of_several_machines_have_no_mean_time(tmp_path: Path) -> None:
     for seed, cpu in ((1, "A"), (2, "B")):
         write_run(tmp_path / f"a{seed}", seed, summary={"environment": {"cpu": cpu}, "cluster_seconds": 8.0 * seed})
-    assert called(monkeypatch, "runs", tmp_path) == 0
-    assert "| 8; 16 | - | virtual | A; B |" in capsys.readouterr().out
-    assert called(monkeypatch, tmp_path) == 0
-    assert "| 8; 16 | virtual | A; B |" in capsys.readouterr().out
+    comparisons = compared(tmp_path)
+    for table, seconds in (
+        (report.run_table(comparisons), ["8; 16", "-"]),
+        (report.results(comparisons[0]), ["8; 16"]),
+    ):
+        texts = [cell.text for cell in table.rows[0].cells]
+        place = table.columns.index("clock") - 1
+        assert texts[place - len(seconds) : place + 2] == [*seconds, "virtual", "A; B"]
 
 
 def test_nothing_finished(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
     spoil(write_run(tmp_path / "c"), *SPOILT[0][:2])
+    for words in ((), ("runs",)):
+        assert called(monkeypatch, *words, tmp_path) == 2
+        assert "still running, or killed" in "".join(capsys.readouterr())
     assert called(monkeypatch, tmp_path, "--html", tmp_path / "page.html") == 2
     said = capsys.readouterr()
-    assert "still running, or killed" in said.out
     assert said.err == "error: none of these folders contains a finished run; create one with python train.py\n"
     assert not (tmp_path / "page.html").exists()
 
@@ -525,13 +439,8 @@ def test_a_file_that_cannot_be_written(
     told = capsys.readouterr().err
     assert told.startswith("error: cannot write the report (")
     assert told.count("\n") == 1
-
-
-@pytest.mark.parametrize("option", ["--html=page.html", "--plot=picture.png"])
-def test_what_draws_is_missing(option: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    write_run(tmp_path / "run")
     monkeypatch.setattr(axes, "find_spec", lambda _: None)
-    assert called(monkeypatch, tmp_path, option) == 2
+    assert called(monkeypatch, tmp_path / "a", option) == 2
     told = capsys.readouterr()
     assert told.err == "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"
     assert "Accuracy on digits" in told.out
@@ -546,7 +455,7 @@ def test_a_figure_that_was_not_finite(
         write_run(tmp_path / f"{seed}", seed)
     for name in ("summary.json", "metrics.jsonl"):
         (broken / name).write_text((broken / name).read_text().replace("0.5", "null"))
-    run = runs.read(broken)
+    run = report.read(broken)
     assert math.isnan(run.metric)
     assert run.curve.values[0] == 0.25
     assert math.isnan(run.curve.values[1])

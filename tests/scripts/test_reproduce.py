@@ -6,9 +6,7 @@ import csv
 import io
 import json
 import math
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -53,17 +51,12 @@ def test_markdown_and_csv(small: Any) -> None:
     assert rows[1:] == [["50% of a|b", "1.5", "yes & no"], ["c_d", "failed: <lost>", "failed"]]
 
 
-@pytest.mark.parametrize(
-    ("form", "part"),
-    [
-        ("tex", r"50\% of a|b & 1.5 $\pm$ 0.1 & yes \& no \\"),
-        ("tex", r"c\_d"),
-        ("html", "<td class=bad>failed: &lt;lost&gt;</td>"),
-        ("html", "<td>yes &amp; no</td>"),
-    ],
-)
-def test_text_is_escaped(small: Any, form: str, part: str) -> None:
-    assert part in tables.WRITERS[form](small)
+def test_text_is_escaped(small: Any) -> None:
+    latex, html = (tables.WRITERS[form](small) for form in ("tex", "html"))
+    assert r"50\% of a|b & 1.5 $\pm$ 0.1 & yes \& no \\" in latex
+    assert r"c\_d" in latex
+    assert "<td class=bad>failed: &lt;lost&gt;</td>" in html
+    assert "<td>yes &amp; no</td>" in html
 
 
 def test_a_row_of_the_wrong_length_is_refused() -> None:
@@ -112,16 +105,6 @@ def test_only_what_is_missing_is_done(tmp_path: Path, capfd: Any) -> None:
     assert results.of(computation(number=9)).reason == "not run yet"
 
 
-def test_what_is_timed_gives_way_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Timed(jobs.Computation):  # type: ignore[misc, name-defined]
-        alone = True
-
-    noted = tmp_path / "noted"
-    monkeypatch.setattr(os, "nice", lambda by: noted.write_text(f"{noted.read_text() if noted.exists() else ''}{by} "))
-    working.complete([computation(), Timed("timed", double, (("number", 3),), "echo")], tmp_path / "runs", at_once=1)
-    assert noted.read_text() == "10 "
-
-
 def test_different_words_for_one_run_are_one_job(
     composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,20 +134,12 @@ def test_the_scale_of_the_paper_is_for_a_cluster(monkeypatch: pytest.MonkeyPatch
 
 def test_the_interval_of_seeds() -> None:
     # Student's t of two degrees of freedom is 4.303 at 97.5%, the standard deviation is 1.
-    assert measures.interval([1.0, 2.0, 3.0]) == pytest.approx((2 - 4.3027 / 3**0.5, 2 + 4.3027 / 3**0.5), abs=1e-4)
     assert measures.difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == pytest.approx((2 - 2.4841377, 2, 2 + 2.4841377))
     assert measures.spread([1.0, 2.0, 3.0]) == "2 ± 2.5"
     assert measures.shown_interval([1.0, 2.0, 3.0]) == "-0.4841 to 4.484"
-    with pytest.raises(ValueError, match="argument 2 is shorter"):
-        measures.difference([1.0, 2.0], [1.0])
-
-
-@pytest.mark.parametrize(("values", "number"), [([2.0], "1 seed"), ([1.0, 3.0], "2 seeds")])
-def test_fewer_than_three_seeds_have_no_interval(values: list[float], number: str) -> None:
-    assert measures.spread(values) == f"2 ({number})"
-    assert measures.shown_interval(values) == f"none of {number}"
-    assert measures.range_of_mean(values) == (-math.inf, 2.0, math.inf)
-    assert measures.interval(values) is None
+    assert measures.spread([1.0, 3.0]) == "2 (2 seeds)"
+    assert measures.shown_interval([2.0]) == "none of 1 seed"
+    assert measures.range_of_mean([1.0, 3.0]) == (-math.inf, 2.0, math.inf)
 
 
 def test_a_comparison_by_hand() -> None:
@@ -188,11 +163,6 @@ def test_a_comparison_by_hand() -> None:
     assert one[2:] == ["0.5, 0.6, 0.7", "2.00%", "10", "1", "unknown machine"]
     assert rows(work[4])[1][2] == tables.Cell("0.8, failed: out of memory, 0.8", bad=True)
     assert [cell.text for cell in rows(*work[3:])[1]] == ["failed: out of memory", *["failed"] * 6]
-
-
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "scripts/reproduce.py", *words]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=280, check=False)
 
 
 @pytest.mark.parametrize(
@@ -230,37 +200,6 @@ def test_the_list_names_source_and_cost_of_each(monkeypatch: pytest.MonkeyPatch,
         assert f"{name}: {exhibit.title}\n" in text
         assert exhibit.source in text
     assert text.count("  cost: smoke: ") == len(reproduce.catalogue())
-
-
-def test_what_is_done_of_several_exhibits_is_said() -> None:
-    class Made:
-        def __init__(self, name: str, *numbers: int) -> None:
-            self.name, self.numbers = name, numbers
-
-        def jobs(self, scale: str) -> list[Any]:
-            return [computation(number=number) for number in self.numbers]
-
-    both: list[Any] = [Made("one", 1, 2, 3), Made("other", 3), Made("whole", 1)]
-    todo = [computation(number=2), computation(number=3)]
-    assert reproduce.standing(both, "smoke", todo) == ["one: 1 of 3", "other: 0 of 1"]
-    assert reproduce.standing(both[:1], "smoke", todo) == []
-
-
-@pytest.mark.slow
-def test_an_exhibit_and_where_its_rows_come_from(tmp_path: Path) -> None:
-    words = ("spardl.complexity", "--own", f"--outputs={tmp_path / 'runs'}", f"--report={tmp_path / 'report'}")
-    done = run(*words, "--jobs=2")
-    assert done.returncode == 0, done.stderr
-    assert "| SparDL | 4 rounds, 3 k [3 k], path 3 k | 8 rounds, 3.71 k [3.71 k], path 3.71 k |" in done.stdout
-    written = {path.name for path in (tmp_path / "report").iterdir()}
-    assert {f"spardl.complexity-smoke-1.{ending}" for ending in ("md", "csv", "tex", "html")} <= written
-    again = run(*words)
-    assert "jobs to do" not in again.stdout
-    assert again.stdout.strip() in done.stdout
-    explained = run(*words, "--explain=Ok-Topk").stdout
-    assert "python scripts/complexity.py --methods oktopk --workers 14" in explained
-    assert str(tmp_path / "runs" / "computed") in explained
-    assert "has no row 'nobody'; choose from SparDL, " in run(*words, "--explain=nobody").stderr
 
 
 def test_the_page_names_every_exhibit() -> None:

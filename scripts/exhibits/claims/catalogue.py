@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cache
 from inspect import signature
 from pathlib import Path
 from types import MappingProxyType
 
-from scripts.exhibits.base import SWEEPS, Basis, Exhibit, Results
+from scripts.exhibits.base import SWEEPS, Exhibit, Results
 from scripts.exhibits.claims import rules
-from scripts.exhibits.claims.judging import OVERSHOT, TRIVIAL, Claim, Judgement, Rule, Verdict, jobs_of, judge
+from scripts.exhibits.claims.judging import OVERSHOT, TRIVIAL, Claim, Judgement, Rule, Verdict, judge
 from scripts.exhibits.declared import Keys, Node, Reader, Variants, entries, fail, meant, parse
 from scripts.exhibits.jobs import Job, Outcome
-from scripts.exhibits.pages.page import Section
-from scripts.exhibits.pages.sections import key, tables_section
-from scripts.exhibits.pages.verdicts import Judged, Part
+from scripts.exhibits.pages.page import Section, behind
+from scripts.exhibits.pages.sections import chip, few_sources, made_with
 from scripts.exhibits.papers.catalogue import papers
-from scripts.exhibits.tables import Cell, Row, Table, markdown
-from scripts.exhibits.templates import render_page
-from scripts.exhibits.tried import marks
+from scripts.exhibits.tables import Cell, Row, Table, markdown, render, render_page
 
 FILE = Path(__file__).with_name("claims.yaml")
 TEMPLATE = Path(__file__).resolve().parents[3] / "docs" / "tables" / "claims.md.j2"
@@ -40,21 +37,9 @@ RULES: Variants = MappingProxyType(
         }
     }
 )
-BASIS = Basis(*["see the exhibit of each claim"] * 3)
 WORDS = "Reason and rule of every verdict. All verdicts are computed by rules (docs/tables/claims.md)."
-COLUMNS = ("claim", "paper (table or figure)", "ours", "verdict", "because")
-DETAILS = (
-    "claimed",
-    "compared",
-    "rule",
-    "limits",
-    "by construction",
-    "exhibit",
-    "setting",
-    "simulated",
-    "measured",
-    "assumed",
-)
+PAPER = "paper (table or figure)"
+COLUMNS = ("claim", PAPER, "ours", "verdict", "because")
 
 
 def load(path: Path, exhibits: Collection[str]) -> tuple[Claim, ...]:
@@ -115,75 +100,71 @@ def tables_of(judgements: Sequence[Judgement]) -> list[Table]:
     named = [f"{verdict}{mark}" for verdict in Verdict for mark in ("", OVERSHOT)]
     counts = []
     for label in (label for label in named if label in labels or not label.endswith(OVERSHOT)):
-        found = [judgement for judgement in judgements if judgement.finding.label == label]
-        names = "; ".join(judgement.claim.name for judgement in found)
-        counts.append(Row(label, [Cell(str(len(found)), len(found)), Cell(names or "-")], jobs_of(found)))
-    rows = [Row(judgement.claim.name, _cells(judgement), judgement.jobs) for judgement in judgements]
+        names = [judgement.claim.name for judgement in judgements if judgement.finding.label == label]
+        counts.append(Row(label, [Cell(str(len(names)), len(names)), Cell("; ".join(names) or "-")], ()))
+    rows = []
+    for claim, finding, *_ in judgements:
+        verdict = Cell(finding.label, bad=finding.verdict is Verdict.NOT)
+        rows.append(
+            Row(claim.name, [Cell(str(claim.published)), Cell(finding.ours), verdict, Cell(finding.reason)], ())
+        )
     return [Table("Verdicts", ("verdict", "claims", "which"), counts), Table("Claims", COLUMNS, rows)]
 
 
-def _cells(judgement: Judgement) -> list[Cell]:
-    claim, finding = judgement.claim, judgement.finding
-    verdict = Cell(finding.label, bad=finding.verdict is Verdict.NOT)
-    return [Cell(str(claim.published)), Cell(finding.ours), verdict, Cell(finding.reason)]
-
-
 def claims_section(judgements: Sequence[Judgement], scale: str, results: Results) -> Section:
-    """Section of all claims with everything that each verdict rests on; the page's summary is derived from it."""
-    rows = [Row(each.claim.name, [*_cells(each), *map(Cell, _details(each))], each.jobs) for each in judgements]
-    tables = [Table("Claims", (*COLUMNS, *DETAILS), rows)]
-    judged = [_judged(each) for each in judgements]
-    return tables_section(key("claims", scale), "Claims", WORDS, scale, tables, BASIS, results, judged)
+    """Section of all claims with everything that each verdict rests on."""
+    own, rows = f"claims-{scale}", [Row(each.claim.name, (), each.jobs) for each in judgements]
+    shown = [
+        (
+            each.claim.name,
+            chip(each.finding),
+            f"paper: {each.claim.published}; ours: {each.finding.ours}",
+            _details(each),
+        )
+        for each in judgements
+    ]
+    sources = behind(rows, lambda row: few_sources(row, results))
+    made = made_with(rows, results)
+    html = render("verdicts", ident=f"{own}-table-1", words=WORDS, rows=shown, sources=sources, lines=made)
+    return Section(own, "", "Claims", scale, 0, html)
 
 
-def _judged(judgement: Judgement) -> Judged:
-    claim, finding = judgement.claim, judgement.finding
-    tasks = [Part(each.task, each.finding.label, marks(each.jobs), each.finding.ours) for each in judgement.tasks]
-    own = marks(judgement.jobs)
-    return Judged(claim.name, str(claim.published), finding.ours, finding.label, claim.exhibits, own, tasks)
-
-
-def _details(judgement: Judgement) -> tuple[str, ...]:
-    claim, built_in = judgement.claim, "no"
+def _details(judgement: Judgement) -> dict[str, str]:
+    claim, finding, built_in = judgement.claim, judgement.finding, "no"
     if claim.construction:
         built_in = f"{claim.construction}; if the rule is satisfied, the verdict is {Verdict.BUILT_IN}"
     limits = [
         f"{each.reason} ({each.at_best} at best{'' if each.at_worst is Verdict.NOT else f', {each.at_worst} at worst'})"
         for each in claim.limits
     ]
-    return (
-        f"{claim.states} ({claim.published.note})" if claim.published.note else claim.states,
-        claim.measure,
-        claim.rule.words,
-        "; ".join(limits) or "none",
-        built_in,
-        f"{', '.join(claim.exhibits)}, {judgement.scale}",
-        judgement.setting,
-        *judgement.basis,
-    )
+    return {
+        PAPER: str(claim.published),
+        "ours": finding.ours,
+        "because": finding.reason,
+        "claimed": f"{claim.states} ({claim.published.note})" if claim.published.note else claim.states,
+        "compared": claim.measure,
+        "rule": claim.rule.words,
+        "limits": "; ".join(limits) or "none",
+        "by construction": built_in,
+        "exhibit": f"{', '.join(claim.exhibits)}, {judgement.scale}",
+        "setting": judgement.setting,
+        **judgement.basis._asdict(),
+    }
 
 
-def page(judgements: Sequence[Judgement], scale: str, outputs: Path | None, command: str) -> str:
-    """The whole page, as Markdown.
-
-    Args:
-        judgements: Verdicts on all claims, at least one.
-        scale: Size preset of the runs.
-        outputs: Folder of the runs; ``None`` stands for the records.
-        command: Command that makes the page again.
-    """
-    where = f" --outputs {outputs.as_posix()}" if outputs else " --record"
+def page(judgements: Sequence[Judgement], scale: str, command: str) -> str:
+    """The page of the documentation, as Markdown, with the command that makes it again."""
     verdicts, claims = tables_of(judgements)
-    short = [row._replace(cells=row.cells[:-1]) for row in claims.rows]  # without the reasons
+    short = [row._replace(cells=row.cells[:-1]) for row in claims.rows]  # a list follows with the reasons
     return render_page(
         TEMPLATE,
-        making=f"python scripts/reproduce.py all --scale {scale} --jobs 2{where}",
+        making=f"python scripts/reproduce.py all --scale {scale} --jobs 2 --record",
         command=command,
         trivial=TRIVIAL,
         sweeps=SWEEPS,
         beyond=f"{rules.BEYOND:g}",
         verdicts=markdown(verdicts),
-        claims=markdown(replace(claims, columns=COLUMNS[:-1], rows=short)),
+        claims=markdown(Table(claims.title, COLUMNS[:-1], short)),
         judgements=judgements,
         verdict={each.name: each for each in Verdict},
     )

@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from statistics import mean
 from typing import Any, TypeAlias
 
@@ -27,6 +28,7 @@ SPARDL, OKTOPK, DENSE = "SparDL", "Ok-Topk", "dense"
 # Rows of the lab, which are choices of compressor=.
 IN_THE_LAB = (("spardl", SPARDL), ("oktopk", OKTOPK), ("topka", "TopkA"), ("topkdsa", "TopkDSA"), ("gtopk", "gTopk"))
 BUCKETS, HALVES = "DDP-like 25 MB", "DeAR 25 MB"
+MEAN = attrgetter("mean")
 # Part of a case's title; cases that differ in it only are one task.
 RATE = re.compile(r", learning rate [\d.]+")
 # Figures by table title and row.
@@ -34,11 +36,7 @@ Cells: TypeAlias = dict[tuple[str, str], Figure]
 
 
 def required(results: Results, jobs: Sequence[Job]) -> list[Mapping[str, Any]]:
-    """The results of jobs.
-
-    Raises:
-        NoEvidence: If a job failed or was not run.
-    """
+    """The results of jobs; raises :class:`NoEvidence` if one failed or was not run."""
     outcomes = [results.of(job) for job in jobs]
     reasons = [outcome.reason for outcome in outcomes if outcome.reason is not None]
     if reasons:
@@ -58,9 +56,7 @@ def cells(
 ) -> Cells:
     """The numbers of a column, named after their rows, in selected rows and tables with selected titles.
 
-    Raises:
-        KeyError: If no table has the column, so that the exhibit no longer fits the claim.
-        NoEvidence: If no selected row holds a number at this size.
+    Raises KeyError if no table has the column, and :class:`NoEvidence` if no selected row has a number at this size.
     """
     wanted = [table for table in found if column in table.columns]
     if not wanted:
@@ -78,11 +74,7 @@ def cells(
 
 
 def turns(exhibit: Exhibit, scale: str, results: Results) -> dict[str, Figure]:
-    """Timings by row of an exhibit's first table, one value per turn; turns alternate between the rows.
-
-    Raises:
-        NoEvidence: If there are too few turns for a confidence interval.
-    """
+    """Timings by row of an exhibit's first table, one per turn; raises :class:`NoEvidence` if turns are too few."""
     first = tables(exhibit, scale, results)[0]
     place = first.columns.index(TURNS) - 1
     found = {
@@ -100,14 +92,9 @@ def ratio(name: str, one: Figure, other: Figure, limit: float | None = None) -> 
     return Figure(name, values, () if limit is None else (limit,), jobs_of((one, other)))
 
 
-def fastest(figures: Iterable[Figure]) -> Figure:
-    """The figure with the smallest mean."""
-    return min(figures, key=lambda figure: figure.mean)
-
-
 def gain(name: str, rivals: Sequence[Figure], ours: Figure, also: Sequence[Figure], word: str = "against") -> Figure:
     """Seconds of the fastest rival, which is named, over ours; the remark gives the ratios to some other methods."""
-    rival = fastest(rivals)
+    rival = min(rivals, key=MEAN)
     ratios = (f"{ratio('', each, ours).mean:.4g}x {word} {each.name}" for each in also if each.name != rival.name)
     return ratio(f"{name} against {rival.name}", rival, ours)._replace(remark=", ".join(ratios))
 
@@ -117,7 +104,7 @@ def over_others(case: str, rows: Sequence[Figure]) -> Figure:
 
     The remark gives the ratios to Ok-Topk, the rival that the paper is said to use, and to dense.
     """
-    ours = fastest(row for row in rows if row.name.startswith(SPARDL))
+    ours = min((row for row in rows if row.name.startswith(SPARDL)), key=MEAN)
     rivals = [row for row in rows if not row.name.startswith(SPARDL) and row.name != DENSE]
     return gain(f"{case}: {ours.name}", rivals, ours, [row for row in rows if row.name in (OKTOPK, DENSE)], "over")
 
@@ -141,7 +128,7 @@ def dear_in_the_lab(exhibit: Exhibit, scale: str, results: Results) -> list[Figu
     """Measured seconds of a step of the fastest other schedule over those of DeAR's fastest, turn by turn."""
     found = turns(exhibit, scale, results).values()
     named = [figure._replace(name=figure.name.removeprefix("none, ")) for figure in found]
-    ours = fastest(figure for figure in named if figure.name.startswith("dear"))
+    ours = min((figure for figure in named if figure.name.startswith("dear")), key=MEAN)
     rivals = [figure for figure in named if not figure.name.startswith("dear")]
     return [gain(f"4 workers: {ours.name},", rivals, ours, rivals[:1])]
 
@@ -338,11 +325,7 @@ def trained(
     methods: Sequence[str],
     read: Callable[[Mapping[str, Any]], float],
 ) -> dict[Case, dict[str, Figure]]:
-    """One number per seed, by case and method.
-
-    Raises:
-        NoEvidence: If a training failed, was not run or ended without a finite number, or there are too few seeds.
-    """
+    """One number per seed, by case and method; raises :class:`NoEvidence` if some are missing."""
     jobs = {
         case: {method: [exhibit.job(plan, case, method, seed) for seed in plan.seeds] for method in methods}
         for case in plan.cases
@@ -366,9 +349,6 @@ def accuracies(
     """Metric per seed, with a sign so that greater is better, by case and method.
 
     Figures of trainings that are too short for their density, or whose dense baseline has not converged, say so.
-
-    Raises:
-        NoEvidence: See :func:`trained`; dense training is required as well.
     """
 
     def metric(summary: Mapping[str, Any]) -> float:
@@ -399,9 +379,6 @@ def metrics(exhibit: MethodComparison, scale: str, results: Results, method: str
     """Metric of a method against that of a baseline in every case, with equal seeds and the single worker's metric.
 
     A case whose trainings are incomplete says so and has no figures.
-
-    Raises:
-        NoEvidence: If no case has figures, see :func:`trained`.
     """
     plan = at(scale, exhibit.plans)
     floors = tuple(name for name in exhibit.floors if name in exhibit.compared(plan))
@@ -471,11 +448,7 @@ def random_block(exhibit: StudyRates, scale: str, results: Results) -> list[Figu
 
 
 def seconds_of_teams(exhibit: MethodComparison, scale: str, results: Results) -> list[Figure]:
-    """Virtual seconds of a training, by increasing number of teams.
-
-    Raises:
-        NoEvidence: See :func:`trained`; if the trainings ran on several machines.
-    """
+    """Virtual seconds of a training, by increasing number of teams; all trainings must have run on one machine."""
     methods = [method for method in exhibit.methods if not method.startswith("R-SAG")]
     plan = at(scale, exhibit.plans)
     by_case = trained(exhibit, plan, results, methods, lambda summary: float(summary["cluster_seconds"]))

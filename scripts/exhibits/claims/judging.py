@@ -12,7 +12,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
 from scripts.exhibits.jobs import Job
-from scripts.exhibits.measures import LEAST, Range, difference, range_of_mean
+from scripts.exhibits.measures import LEAST, Range, range_of_mean
 from scripts.exhibits.outcomes import any_failed
 
 T = TypeVar("T")
@@ -70,20 +70,16 @@ class Figure(NamedTuple):
     @property
     def range(self) -> Range:
         """Confidence interval of the mean; a point if the result is deterministic."""
-        return _range(self.values)
+        return range_of_mean(self.values) if len(self.values) > 1 else Range(*[self.values[0]] * 3)
 
     def told(self, unit: str = "") -> str:
         """The figure with its name and its remark."""
         return f"{shown(self.range, unit)} ({'; '.join(filter(None, (self.name, self.remark)))})"
 
 
-def _range(values: Sequence[float]) -> Range:
-    return range_of_mean(values) if len(values) > 1 else Range(values[0], values[0], values[0])
-
-
 def difference_of(ours: Sequence[float], theirs: Sequence[float]) -> Range:
     """Mean of the paired differences, with its confidence interval if there are several values."""
-    return difference(ours, theirs) if len(ours) > 1 else _range([ours[0] - theirs[0]])
+    return Figure("", [our - their for our, their in zip(ours, theirs, strict=True)]).range
 
 
 def show(number: float, unit: str = "") -> str:
@@ -217,12 +213,9 @@ class Claim:
     """A claim of a paper, and how it is judged.
 
     Attributes:
-        name: Short, unique name.
         states: The claim as a sentence.
-        published: The published figure.
         exhibit: Name of the exhibit with our figures.
         find: Reads the figures from an exhibit.
-        rule: Judges the figures.
         measure: What our figures measure.
         limits: Deviations from the published setting.
         construction: Why any figures made in this way must satisfy the claim; empty if they need not.
@@ -307,11 +300,7 @@ def judge(claim: Claim, exhibits: Mapping[str, Exhibit], scale: str, results: Re
 
 
 def gathered(parts: Iterable[tuple[str, T]], find: Callable[[T], Sequence[Figure]]) -> list[Figure]:
-    """The figures of all parts of a claim, given by title, such as exhibits; one without any says why.
-
-    Raises:
-        NoEvidence: If no part has figures.
-    """
+    """The figures of all parts of a claim, by title; one without any says why. Raises NoEvidence if none has any."""
     found, missing = list[Figure](), list[Figure]()
     for title, part in parts:
         try:

@@ -42,7 +42,6 @@ class UpTo(Rule):
     )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges figures that are ratios."""
         best = max(figures, key=lambda figure: figure.mean)
         return _ends(best.told("x"), [("best", best, self.published)])
 
@@ -60,7 +59,6 @@ class Between(Rule):
     )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges figures that are ratios."""
         least, *_, greatest = _ordered([*figures, *figures])
         ours = f"{least.told('x')} to {greatest.told('x')}"
         return _ends(ours, [("least", least, self.low), ("greatest", greatest, self.high)])
@@ -104,7 +102,6 @@ class Keeps(Rule):
     )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges figures that are shares."""
         worst = _ordered(figures)[0]
         lost = _share(worst.mean, self.published)
         ours, compared = worst.told("%"), f"{lost:.2g} of the loss of {show(self.published, '%')} in logarithms"
@@ -134,7 +131,6 @@ class AtMost(Rule):
         return f"{self.side[0]} {show(self.published, self.unit)}"
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges figures; those with a rival are compared with it."""
         ordered, sign = _ordered(figures), self.side[1]
         ours = " to ".join(dict.fromkeys(end.told(self.unit) for end in (ordered[0], ordered[-1])))
         wrong = [figure for figure in figures if sign * figure.mean > sign * self.published]
@@ -161,13 +157,12 @@ class AtLeast(AtMost):
 
 @dataclass(frozen=True)
 class Equal(Rule):
-    """Counts that equal a formula or another count."""
+    """Counts that equal a formula or another count, one reference each."""
 
     unit: str = ""
     text = f"{Verdict.REPRODUCED}: each figure equals its reference within {ROUNDING:.0%}. Otherwise {Verdict.NOT}."
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges figures with one reference each."""
         wrong = [each for each in figures if not isclose(each.mean, mean(each.against), rel_tol=ROUNDING)]
         ours = f"{len(figures) - len(wrong)} of {len(figures)} as stated"
         if not wrong:
@@ -183,7 +178,6 @@ class Within(Rule):
     text = f"{Verdict.REPRODUCED}: no figure exceeds its limit. Otherwise {Verdict.NOT}."
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges figures with one limit each."""
         nearest = max(figures, key=lambda figure: figure.mean / mean(figure.against))
         ours = f"{show(nearest.mean, self.unit)} ({nearest.name}), the nearest to its limit"
         if above := [figure for figure in figures if figure.mean > mean(figure.against)]:
@@ -199,7 +193,7 @@ def _compared(figures: Sequence[Figure], unit: str) -> str:
 
 @dataclass(frozen=True)
 class NoLoss(Rule):
-    """A metric as good as a baseline's, seed by seed, up to a share ``margin`` of it."""
+    """A metric as good as a baseline's, seed by seed, up to a share ``margin`` of it; the worst figure counts."""
 
     margin: float = 0.01
     apart = True
@@ -215,7 +209,6 @@ class NoLoss(Rule):
     )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges figures of which greater values are better, against values of the same seeds; the worst counts."""
         found = [self._one(figure) for figure in figures]
         worst = max((one.verdict for one in found), key=ORDER.index)
         reasons = (one.reason for one in found if one.verdict is worst)
@@ -253,7 +246,7 @@ def _shares(values: Sequence[float], figure: Figure) -> Range:
 
 @dataclass(frozen=True)
 class Order(Rule):
-    """Methods in order, best first."""
+    """At least two methods in order, best first, with equal seeds; greater values are better."""
 
     text = (
         f"Per task: {Verdict.REPRODUCED}: each method is better than the next {SPREAD}. {Verdict.DIRECTION}: the "
@@ -263,7 +256,6 @@ class Order(Rule):
     )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges at least two figures with equal seeds, of which greater values are better."""
         ours = ", ".join(f"{figure.name} {figure.mean:.4g}" for figure in figures)
         pairs = [*pairwise(figures), (figures[0], figures[-1])]
         *steps, whole = (difference_of(better.values, worse.values) for better, worse in pairs)
@@ -280,7 +272,7 @@ class Order(Rule):
 
 @dataclass(frozen=True)
 class InnerBest(Rule):
-    """Costs that fall at first and then rise."""
+    """Costs with equal seeds that fall at first and then rise."""
 
     unit: str = ""
     text = (
@@ -289,7 +281,6 @@ class InnerBest(Rule):
     )
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
-        """Judges figures with equal seeds, of which smaller values are better."""
         best = _ordered(figures)[0]
         ours = ", ".join(f"{figure.name}: {show(figure.mean, self.unit)}" for figure in figures)
         first, last = figures[0], figures[-1]

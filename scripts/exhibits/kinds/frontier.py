@@ -31,10 +31,9 @@ from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.lab import Measurement, in_lab, local, typed
 from scripts.exhibits.kinds.races import Lap, between, raced, stretches, with_tests
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
-from scripts.exhibits.measures import Curve, figure_of, spread
+from scripts.exhibits.measures import Curve, Target, figure_of, reached, spread
 from scripts.exhibits.outcomes import any_failed, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
-from scripts.exhibits.tried import Target, reached
 from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import run_processes
 

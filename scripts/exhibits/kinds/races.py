@@ -18,10 +18,9 @@ from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
-from scripts.exhibits.measures import Curve, in_words, metric_curve, spread
+from scripts.exhibits.measures import Curve, Target, in_words, metric_curve, reached, spread
 from scripts.exhibits.outcomes import UNKNOWN, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
-from scripts.exhibits.tried import Role, Target, Tried, reached, tried
 
 SCRIPT = "scripts/bench_accuracy.py"
 # Allowed shortfall of the target from the dense metric, and number of final tests whose mean is that metric: the
@@ -44,7 +43,6 @@ class Entrant(NamedTuple):
         steps: Number of training steps.
         pace: Approximate seconds of a step on each link, for the plan.
         words: Additional arguments of train.py, such as its learning rate.
-        role: Role in the paper.
     """
 
     name: str
@@ -52,7 +50,6 @@ class Entrant(NamedTuple):
     steps: int
     pace: tuple[float, ...]
     words: tuple[str, ...] = ()
-    role: Role = Role.OTHER
 
 
 @dataclass(frozen=True)
@@ -177,16 +174,6 @@ class Race(Exhibit):
             where = f"; on {places[0]}" if len(places) == 1 and places != [UNKNOWN] else ""
             tables.append(Table(f"{self.title}: {course.title(gbit)}; {words}{where}", COLUMNS, rows))
         return tables
-
-    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        course = at(scale, self.courses)
-        target = self.target(course, results)
-        lines = []
-        for gbit, entrant in product(course.gbits, course.entrants):
-            laps = self.laps(course, gbit, entrant)
-            outcomes = [results.of(lap) for lap in laps]
-            lines.append(tried(course.title(gbit), target, entrant.name, entrant.role, laps, outcomes))
-        return lines
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         course = at(scale, self.courses)

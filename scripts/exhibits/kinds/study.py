@@ -23,7 +23,6 @@ from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, secon
 from scripts.exhibits.measures import INTERVAL, share_of_bytes, shown_interval, spread
 from scripts.exhibits.outcomes import any_failed, failed, machines
 from scripts.exhibits.tables import Cell, Row, Table
-from scripts.exhibits.tried import Tried, tried
 from trainer.build import CONFIGURATIONS
 
 DENSE = "dense"
@@ -304,18 +303,6 @@ class StudyGrid(MethodComparison):
         columns = ("sent", "best setting", f"metric, {how}", INTERVAL, "every seed")
         last = (f"{RANDOM_BLOCK} less it", ITS, "sent / dense", "virtual seconds", "machine")
         return Table(f"{self.title}, each at its best: {case.name}", (*columns, *last), rows)
-
-    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        """Results of each compressor at the setting that is best for the other seeds."""
-        plan, lines = at(scale, self.plans), []
-        for case in plan.cases:
-            target, settings = self.target(plan, case, results), self._settings(plan)
-            for row in self.by_compressor(plan, case, results).rows:
-                own = self.finished(plan, case, settings[row.name], results)
-                figures = held_out(own, case.lower) if own else None
-                outcomes = [results.of(job) for job in row.jobs]
-                lines.append(tried(case.title, target, row.name, self.role(row.name), row.jobs, outcomes, figures))
-        return lines
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         plan, pictures = at(scale, self.plans), []

@@ -29,7 +29,6 @@ from scripts.exhibits.measures import (
 )
 from scripts.exhibits.outcomes import NOT_RUN_YET, any_failed, by_machine, common, failed, machines, succeeded
 from scripts.exhibits.tables import Cell, Row, Table
-from scripts.exhibits.tried import Role, Target, Tried, tried
 from scripts.pages.methods import documented
 
 METRIC = "The metric while the methods train, against virtual seconds"
@@ -165,13 +164,11 @@ class MethodComparison(Planned):
     Attributes:
         methods: Words of train.py by name; times are compared with those of the first method.
         plans: Plan by size preset.
-        proposed: Methods that the paper proposes; an exhibit of variants has none and is not in the summary.
     """
 
     methods: Mapping[str, tuple[str, ...]]
     plans: ByScale[Plan]
     basis: Basis = field(default=VIRTUAL, kw_only=True)
-    proposed: tuple[str, ...] = field(default=(), kw_only=True)
 
     def compared(self, plan: Plan) -> Sequence[str]:
         """Names of the methods that are trained."""
@@ -251,27 +248,6 @@ class MethodComparison(Planned):
             for method, outcomes in found.items()
             if not any(each.reason for each in outcomes)
         }
-
-    def target(self, plan: Plan, case: Case, results: Results) -> Target | None:
-        """Target from dense training, if it is among the methods."""
-        dense = [method for method in self.compared(plan) if self.methods[method] == DENSE]
-        return Target.of_dense(
-            [each for method in dense for each in self.outcomes(plan, case, method, results)], case.lower
-        )
-
-    def tried(self, scale: str, results: Results) -> Sequence[Tried]:
-        plan = at(scale, self.plans)
-        lines = []
-        for case in plan.cases if self.proposed else ():
-            target = self.target(plan, case, results)
-            for method in self.compared(plan):
-                jobs, outcomes = self.trainings(plan, case, method), self.outcomes(plan, case, method, results)
-                lines.append(tried(case.title, target, method, self.role(method), jobs, outcomes))
-        return lines
-
-    def role(self, method: str) -> Role:
-        """Role of a method in the paper."""
-        return Role.PROPOSED if method in self.proposed else Role.OTHER
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
         plan = at(scale, self.plans)

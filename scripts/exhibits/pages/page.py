@@ -7,7 +7,7 @@ import os
 from base64 import b64encode
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime, timezone
-from itertools import groupby, repeat
+from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,29 +16,8 @@ from markupsafe import Markup
 from scripts.exhibits.base import Basis, Draw, Picture
 from scripts.exhibits.charts import axes
 from scripts.exhibits.charts.palette import Look
-from scripts.exhibits.pages.verdicts import COLUMN, Chip, Judged, chip, judged, judges
-from scripts.exhibits.tables import LONG, Row, Table
-from scripts.exhibits.templates import render
-from scripts.exhibits.tried import Tried
-from scripts.exhibits.unrun import Unrun
+from scripts.exhibits.tables import LONG, Row, Table, render
 from trainer.report import environment, processor
-
-
-def image(draw: Draw, key: Mapping[str, Look], text: str) -> Markup:
-    """Draws a figure as an ``img`` element that contains an SVG.
-
-    Args:
-        draw: Function that draws into a matplotlib figure.
-        key: Look of each name in the legend; empty for no legend.
-        text: Description for screen readers.
-    """
-    out = io.BytesIO()
-    with axes.drawing(svg_fonttype="none", svg_hashsalt="figure", path_simplify_threshold=0.3):
-        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        axes.drawn(draw, key).savefig(out, format="svg", transparent=True, metadata=nothing)
-    source = b64encode(out.getvalue()).decode()
-    return Markup('<img class="plot" alt="{}" src="data:image/svg+xml;base64,{}">').format(text, source)
-
 
 STYLE = Path(__file__).with_name("page.css")
 # Rows and columns up to which a table is kept together on a sheet of paper.
@@ -51,14 +30,10 @@ class Section(NamedTuple):
     Attributes:
         key: Id, unique on the page.
         group: Heading in the contents list, and above the title.
-        title: Title.
         tag: A word next to the title, or empty.
         marks: Number of cells that report a failure.
-        html: Content.
-        lead: First figure, for the summary; the content marks its place otherwise.
-        tried: Results of methods on tasks.
-        judged: Claims that the section judges.
-        waiting: Jobs of the section that were not run.
+        exhibit: Name of the exhibit, if the section shows one.
+        lead: First figure, for the summary.
     """
 
     key: str
@@ -67,31 +42,19 @@ class Section(NamedTuple):
     tag: str
     marks: int
     html: str
+    exhibit: str = ""
     lead: str = ""
-    tried: Sequence[Tried] = ()
-    judged: Sequence[Judged] = ()
-    waiting: Sequence[Unrun] = ()
 
 
 class Entry(NamedTuple):
-    """A heading of the contents list.
-
-    Attributes:
-        title: The heading.
-        links: Id and title of each part of the page.
-    """
+    """A heading of the contents list, with id and title of each of its parts of the page."""
 
     title: str
     links: Sequence[tuple[str, str]]
 
 
 class Source(NamedTuple):
-    """Origin of a figure.
-
-    Attributes:
-        command: Command that makes it again.
-        state: Folder or file that holds it, or the reason why it is missing.
-    """
+    """Origin of a figure: the command that makes it again, and where it is or why it is missing."""
 
     command: str
     state: str
@@ -125,66 +88,49 @@ def page(
     return render("page", **parts, style=style)
 
 
-def figures(pictures: Sequence[Picture], own: str, basis: Basis) -> list[Markup]:
-    """Figures with their basis.
+def image(draw: Draw, key: Mapping[str, Look], text: str) -> Markup:
+    """Draws a figure with the legend ``key`` as an ``img`` element with an SVG and a text for screen readers."""
+    out = io.BytesIO()
+    with axes.drawing(svg_fonttype="none", svg_hashsalt="figure", path_simplify_threshold=0.3):
+        nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        axes.drawn(draw, key).savefig(out, format="svg", transparent=True, metadata=nothing)
+    source = b64encode(out.getvalue()).decode()
+    return Markup('<img class="plot" alt="{}" src="data:image/svg+xml;base64,{}">').format(text, source)
 
-    Args:
-        pictures: Panels; consecutive panels with the same caption share a figure.
-        own: Prefix of all ids in the figures, unique on the page.
-        basis: Basis of all figures.
-    """
-    grouped = (list(panels) for _, panels in groupby(pictures, lambda picture: picture.caption))
-    return [_figure(panels, own, basis) for panels in grouped]
+
+def figures(pictures: Sequence[Picture], own: str, basis: Basis) -> list[Markup]:
+    """Figures with their basis; consecutive panels with the same caption share one. Their ids begin with ``own``."""
+    return [_figure(list(panels), own, basis) for _, panels in groupby(pictures, lambda picture: picture.caption)]
 
 
 def _figure(pictures: Sequence[Picture], own: str, basis: Basis) -> Markup:
+    caption = pictures[0].caption
     panels = [
         {
-            "title": picture.title,
-            "wide": picture.wide,
-            "drawn": image(picture.draw, picture.key, _said(picture)),
+            "title": each.title,
+            "wide": each.wide,
+            "drawn": image(each.draw, each.key, f"{each.title}: {caption}" if each.title else caption),
         }
-        for picture in pictures
+        for each in pictures
     ]
-    ident = f"{own}-figure-{pictures[0].file}"
-    return render("figure", ident=ident, caption=pictures[0].caption, panels=panels, basis=_known(basis))
-
-
-def _said(picture: Picture) -> str:
-    """Description of a panel for screen readers."""
-    return f"{picture.title}: {picture.caption}" if picture.title else picture.caption
+    return render("figure", ident=f"{own}-figure-{pictures[0].file}", caption=caption, panels=panels, **_known(basis))
 
 
 def table(content: Table, ident: str, basis: Basis, sources: Sources) -> Markup:
     """A table with its basis, if any, and the origin of each row."""
     sizes = {"long": len(content.rows) > MANY, "wide": len(content.columns) > WIDE}
     kind = " ".join(["sheet", *(name for name, holds in sizes.items() if holds)])
-    found = _behind(content, sources)
-    if judges(content):
-        return render(
-            "verdicts",
-            table=content,
-            ident=ident,
-            rows=list(map(_claim, judged(content), content.rows, repeat(content.columns))),
-            sources=found,
-        )
-    return render("sheet", table=content, long=LONG, ident=ident, kind=kind, basis=_known(basis), sources=found)
+    found = behind(content.rows, sources)
+    return render("sheet", table=content, long=LONG, ident=ident, kind=kind, sources=found, **_known(basis))
 
 
-def _claim(claim: Judged, row: Row, columns: Sequence[str]) -> tuple[str, Chip, str, Mapping[str, str]]:
-    """A claim as one line, and the details that it unfolds."""
-    rest = {column: cell.text for column, cell in zip(columns[1:], row.cells, strict=True) if column != COLUMN}
-    line = "; ".join(f"{name}: {text}" for name, text in {"paper": claim.paper, "ours": claim.ours}.items() if text)
-    return claim.claim, chip(claim.verdict), line, rest
+def _known(basis: Basis) -> dict[str, Mapping[str, str]]:
+    return {"basis": {name.capitalize(): text for name, text in basis._asdict().items() if text}}
 
 
-def _known(basis: Basis) -> Mapping[str, str]:
-    return {name.capitalize(): text for name, text in basis._asdict().items() if text}
-
-
-def _behind(content: Table, sources: Sources) -> Mapping[str, Sequence[Source]]:
+def behind(rows: Sequence[Row], sources: Sources) -> Mapping[str, Sequence[Source]]:
     """Origins by row; a single entry if all rows share it, empty without origins."""
-    found = {row.name: tuple(sources(row)) for row in content.rows}
+    found = {row.name: tuple(sources(row)) for row in rows}
     if not any(found.values()):
         return {}
     if len(found) > 1 and len(set(found.values())) == 1:

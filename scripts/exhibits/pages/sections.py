@@ -1,40 +1,32 @@
-"""The report of exhibits: one section per exhibit and size, collected into one page.
+"""The page of a report: sections of exhibits, the summary of papers and claims, and the list of missing runs.
 
-Every section is a separate file, and the page is assembled from these files. A command therefore adds to the sections
-of earlier commands, and several commands may do so at the same time.
+Also writes the files of tables and figures.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
 from pathlib import Path
+from statistics import mean
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 from markupsafe import Markup
 
-from scripts.exhibits.base import Basis, Exhibit, Results
+from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.charts.axes import drawing, drawn
-from scripts.exhibits.pages.page import Section, Source, figures, here, in_words, page, table
-from scripts.exhibits.pages.summary import HERE, contents, placed, summary
-from scripts.exhibits.pages.verdicts import Judged, Part, judged, judges
-from scripts.exhibits.tables import WRITERS, Row, Table
-from scripts.exhibits.templates import render
-from scripts.exhibits.tried import Tried
-from scripts.exhibits.unrun import Unrun, unrun, without_unrun
-from spardl.basics.errors import DataError
+from scripts.exhibits.claims.judging import Finding, Judgement, TaskFinding, Verdict
+from scripts.exhibits.jobs import Job, Training
+from scripts.exhibits.outcomes import NOT_RUN, NOT_RUN_YET
+from scripts.exhibits.pages.page import Entry, Section, Source, figures, here, in_words, table
+from scripts.exhibits.tables import WRITERS, Cell, Row, Table, render
 from spardl.basics.files import write_atomically
 
 MOST_SOURCES = 12
-TITLE = "Reproduced tables and figures"
-LEAD = (
-    "Claims of the papers, our figures, and verdicts by rule. Below, every figure lists its runs and states what was "
-    "simulated, measured or assumed. A cell with \u2717 marks a failure."
-)
-
-
-def key(name: str, scale: str) -> str:
-    """Key of an exhibit's section."""
-    return f"{name}-{scale}"
+ENDINGS = ("png", "pdf")
 
 
 def sources(row: Row, results: Results) -> list[Source]:
@@ -46,89 +38,38 @@ def sources(row: Row, results: Results) -> list[Source]:
     ]
 
 
-def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) -> Section:
-    """The section of an exhibit.
+def few_sources(row: Row, results: Results) -> Sequence[Source]:
+    """The first sources of a row: a page that lists all of them would be too large to send around."""
+    found = sources(row, results)
+    left = len(found) - MOST_SOURCES
+    return found if left <= 1 else [*found[:MOST_SOURCES], Source(f"and {left} more", "listed by --explain")]
 
-    Args:
-        exhibit: The exhibit.
-        group: Paper of the exhibit.
-        scale: Size preset of the runs.
-        results: Results of the runs.
-    """
-    tables, pictures = without_unrun(exhibit.tables(scale, results)), exhibit.pictures(scale, results)
-    own = key(exhibit.name, scale)
+
+def exhibit_section(exhibit: Exhibit, group: str, scale: str, results: Results) -> Section:
+    """The section of an exhibit of the paper ``group``; the summary shows the first figure if the exhibit leads."""
+    tables, own = without_unrun(exhibit.tables(scale, results)), f"{exhibit.name}-{scale}"
     about = {
         "Source": exhibit.source,
         "Shows": exhibit.shows,
         "What ran": exhibit.what_ran(scale),
     }
     command = f"python scripts/reproduce.py {exhibit.name} --scale {scale}"
-    drawn = figures(pictures, own, exhibit.basis)
-    lead, rest = ("".join(drawn[:1]), drawn[1:]) if exhibit.leads else ("", drawn)
-    parts = [*rest, *rendered(tables, own, exhibit.basis, results)]
-    here = Markup(HERE) if lead else ""
-    html = render("exhibit", about=about, command=command, lead=here, parts=parts, lines=_made(tables, results))
-    tried, waiting = exhibit.tried(scale, results), unrun(exhibit, scale, results)
-    return Section(own, group, exhibit.title, scale, _marks(tables), html, lead, tried, waiting=waiting)
-
-
-def tables_section(
-    own: str,
-    title: str,
-    words: str,
-    scale: str,
-    tables: Sequence[Table],
-    basis: Basis,
-    results: Results,
-    judged_claims: Sequence[Judged] | None = None,
-) -> Section:
-    """A section of tables that belong to no single exhibit.
-
-    Args:
-        own: Key of the section.
-        title: Title of the section.
-        words: Introduction, as text.
-        scale: Size preset of the runs.
-        tables: Tables of the section.
-        basis: Basis of the tables.
-        results: Results behind the rows.
-        judged_claims: Claims for the summary; ``None``: those of the tables.
-    """
-    parts = rendered(tables, own, basis, results)
-    html = render("tables", words=words, parts=parts, lines=_made(tables, results))
-    claims = [claim for content in tables for claim in judged(content)] if judged_claims is None else judged_claims
-    marked = _marks([content for content in tables if not judges(content)])  # "not reproduced" is not a failure
-    return Section(own, "", title, scale, marked, html, judged=claims)
-
-
-def rendered(tables: Sequence[Table], own: str, basis: Basis, results: Results) -> list[Markup]:
-    """HTML of the tables of a section.
-
-    Args:
-        tables: The tables.
-        own: Key of the section.
-        basis: Basis of all tables.
-        results: Results behind the rows.
-    """
-    return [
-        table(content, f"{own}-table-{number}", basis, lambda row: _few(sources(row, results)))
+    drawn_figures = figures(exhibit.pictures(scale, results), own, exhibit.basis)
+    lead = "".join(drawn_figures[:1]) if exhibit.leads else ""
+    sheets = [
+        table(content, f"{own}-table-{number}", exhibit.basis, lambda row: few_sources(row, results))
         for number, content in enumerate(tables, 1)
     ]
+    parts = [*drawn_figures[bool(lead) :], *sheets]
+    made = made_with((row for content in tables for row in content.rows), results)
+    html = render("exhibit", about=about, command=command, lead=lead, parts=parts, lines=made)
+    marks = sum(cell.bad for content in tables for row in content.rows for cell in row.cells)
+    return Section(own, group, exhibit.title, scale, marks, html, exhibit.name, lead)
 
 
-def _few(found: Sequence[Source]) -> Sequence[Source]:
-    # A page that lists all of them would be too large to send around.
-    left = len(found) - MOST_SOURCES
-    return found if left <= 1 else [*found[:MOST_SOURCES], Source(f"and {left} more", "listed by --explain")]
-
-
-def _marks(tables: Sequence[Table]) -> int:
-    return sum(cell.bad for table in tables for row in table.rows for cell in row.cells)
-
-
-def _made(tables: Sequence[Table], results: Results) -> list[str]:
-    """When and where the section and its runs were made, and the caveats of the runs."""
-    jobs = dict.fromkeys(job for table in tables for row in table.rows for job in row.jobs)
+def made_with(rows: Iterable[Row], results: Results) -> list[str]:
+    """When and where a section and the runs behind its rows were made, and the caveats of the runs."""
+    jobs = dict.fromkeys(job for row in rows for job in row.jobs)
     found = [results.of(job).data for job in jobs]
     runs = sorted({in_words(data["environment"]) for data in found if "environment" in data})
     caveats = sorted({caveat for data in found for caveat in data.get("caveats", ())})
@@ -139,46 +80,6 @@ def _made(tables: Sequence[Table], results: Results) -> list[str]:
     ]
 
 
-def add(folder: Path, sections: Sequence[Section], order: Sequence[str]) -> Path:
-    """Adds sections to a report, in place of those with the same key.
-
-    Args:
-        folder: Folder of the report.
-        sections: New sections.
-        order: Keys in the order of the page; sections with other keys come last.
-
-    Returns:
-        Path of the page.
-
-    Raises:
-        DataError: if an existing section cannot be read.
-    """
-    parts = folder / "sections"
-    parts.mkdir(parents=True, exist_ok=True)
-    for section in sections:
-        write_atomically(parts / f"{section.key}.json", json.dumps(section._asdict()).encode())
-    places = {own: place for place, own in enumerate(order)}
-    kept = sorted(map(_read, parts.glob("*.json")), key=lambda each: (places.get(each.key, len(places)), each.key))
-    index = folder / "index.html"
-    write_atomically(index, page(TITLE, LEAD, here(), placed(kept), summary(kept), contents(kept)).encode())
-    return index
-
-
-def _read(path: Path) -> Section:
-    try:
-        found = Section(**json.loads(path.read_bytes()))
-        tried = [Tried(*each) for each in found.tried]
-        claims = [Judged(*each)._replace(tasks=[Part(*task) for task in each[-1]]) for each in found.judged]
-        return found._replace(tried=tried, judged=claims, waiting=[Unrun(*each) for each in found.waiting])
-    except (ValueError, TypeError) as error:
-        raise DataError(
-            f"{path} is not a section of a report ({error}); delete it and make its exhibit again"
-        ) from error
-
-
-ENDINGS = ("png", "pdf")
-
-
 def write(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> Sequence[Table]:
     """Writes tables and figures, and returns the tables; rows that were not run are left out."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -187,13 +88,204 @@ def write(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> Seque
         for ending, writer in WRITERS.items():
             path = folder / f"{exhibit.name}-{scale}-{number}.{ending}"
             write_atomically(path, writer(content).encode())
-    _draw(exhibit, scale, results, folder)
-    return tables
-
-
-def _draw(exhibit: Exhibit, scale: str, results: Results, folder: Path) -> None:
     for picture in exhibit.pictures(scale, results):
         with drawing():
             figure = drawn(picture.draw, picture.key, picture.title or picture.caption)
             for ending in ENDINGS:
                 figure.savefig(folder / f"{exhibit.name}-{scale}-{picture.file}.{ending}", dpi=200)
+    return tables
+
+
+def without_unrun(tables: Sequence[Table]) -> list[Table]:
+    """Tables without the rows of jobs that were not run, and without the tables that this leaves empty."""
+    waiting = {NOT_RUN, NOT_RUN_YET}
+    kept = [
+        replace(old, rows=[row for row in old.rows if not row.cells or {cell.text for cell in row.cells} - waiting])
+        for old in tables
+    ]
+    return [new for new, old in zip(kept, tables, strict=True) if new.rows or not old.rows]
+
+
+def unrun_table(exhibits: Sequence[Exhibit], scale: str, results: Results) -> Table | None:
+    """The list of jobs that were not started, one row per task, if there are any; shared jobs appear once."""
+    seen: set[Job] = set()
+    lines, total, unknown = list[Row](), 0.0, 0
+    for exhibit in exhibits:
+        for task, methods in _waiting(exhibit, scale, results).items():
+            new = {method: [job for job in jobs if job not in seen] for method, (jobs, _) in methods.items()}
+            seen.update(job for own in new.values() for job in own)
+            new = {method: own for method, own in new.items() if own}
+            if not new:
+                continue
+            times = [methods[method][1] for method in new]
+            needed = [each * len(own) for each, own in zip(times, new.values(), strict=True) if each is not None]
+            time = sum(needed) if len(needed) == len(new) else None
+            total, unknown = total + (time or 0.0), unknown + (time is None)
+            texts = (task or exhibit.title, "; ".join(new), str(sum(map(len, new.values()))), _in_hours(time))
+            lines.append(Row(exhibit.name, [*map(Cell, texts)], ()))
+    if not lines:
+        return None
+    untimed = f"{unknown} row{'s' if unknown > 1 else ''} of unknown time"
+    words = [f"{_in_hours(total)} core hours"] * bool(total) + [untimed] * bool(unknown)
+    runs = f"{len(seen)} run{'s' if len(seen) > 1 else ''}"
+    columns = ("exhibit", "task", "methods", "runs", "core hours")
+    return Table(f"Not run yet: {runs}, {' and '.join(words)}", columns, lines)
+
+
+def _waiting(
+    exhibit: Exhibit, scale: str, results: Results
+) -> dict[str, dict[str, tuple[Sequence[Job], float | None]]]:
+    """Jobs that were not started, by task and method, with the core seconds of each job if they are known.
+
+    A job takes the planned seconds, or as long as finished jobs of the same task took.
+    """
+    jobs = list(dict.fromkeys(exhibit.jobs(scale)))
+    paces: dict[str, list[float]] = {}
+    waiting: dict[str, dict[str, list[Job]]] = {}
+    for job in jobs:
+        task, method = _place(job)
+        if seconds := results.of(job).data.get("wall_seconds"):
+            paces.setdefault(task, []).append(seconds)
+        if not results.of(job).started:
+            waiting.setdefault(task, {}).setdefault(method, []).append(job)
+    found: dict[str, dict[str, tuple[Sequence[Job], float | None]]] = {}
+    for task, methods in waiting.items():
+        for method, own in methods.items():
+            planned = [job.expected for job in own if job.expected is not None]
+            times = planned if len(planned) == len(own) else paces.get(task)
+            found.setdefault(task, {})[method] = (own, mean(times) if times else None)
+    return found
+
+
+def _place(job: Job) -> tuple[str, str]:
+    """Returns the task and method of a job."""
+    labels = job.labels if isinstance(job, Training) else None
+    return (", ".join(labels.tags), labels.job_type) if labels else ("", job.command)
+
+
+def _in_hours(seconds: float | None) -> str:
+    """Hours with two significant digits, such as 0.5 or 12,000."""
+    return "unknown" if seconds is None else f"{float(f'{seconds / 3600:.2g}'):,g}"
+
+
+# Colour and mark of a verdict, best first; what holds by construction shows less than any other support.
+_LOOKS: Mapping[Verdict, tuple[str, str]] = MappingProxyType(
+    {
+        Verdict.REPRODUCED: ("good", "\u2713"),
+        Verdict.DIRECTION: ("half", "\u2248"),
+        Verdict.BUILT_IN: ("built", "="),
+        Verdict.MIXED: ("half", "\u00b1"),
+        Verdict.WORSE: ("half", "\u2193"),
+        Verdict.UNJUDGED: ("open", "?"),
+        Verdict.NOT: ("bad", "\u2717"),
+    }
+)
+_SUPPORT = tuple(_LOOKS)[:3]
+
+
+class Chip(NamedTuple):
+    """A verdict on the page: class of the style, which sets the colour, a mark with the same meaning, and words."""
+
+    kind: str
+    mark: str
+    words: str
+
+
+def chip(finding: Finding) -> Chip:
+    """How the verdict of a finding is shown."""
+    return Chip(*_LOOKS[finding.verdict], finding.label)
+
+
+def _rank(finding: Finding) -> tuple[int, str]:
+    """Place in the order of verdicts, best first; an overshoot comes after its plain verdict."""
+    return (tuple(_LOOKS).index(finding.verdict), finding.label)
+
+
+def summary(
+    sections: Sequence[Section], judgements: Sequence[Judgement], waiting: Table | None, claims: str = ""
+) -> tuple[Markup | None, list[Entry]]:
+    """The summary, or ``None`` if there is nothing to summarize, and the entries of its parts in the contents list.
+
+    Args:
+        sections: Sections of the exhibits, those of one paper next to each other.
+        judgements: Verdicts on claims of these exhibits.
+        waiting: Jobs that were not run.
+        claims: Id of the section of claims.
+    """
+    groups = [(title, list(members)) for title, members in groupby(sections, lambda section: section.group)]
+    papers = [_paper(number, *group, judgements) for number, group in enumerate(groups, 1)]
+    papers = [paper for paper in papers if paper["figure"] or paper["claims"]]
+    if not papers and waiting is None:
+        return None, []
+    found = {
+        "Claims and verdicts": [(f"{each['key']}-claims", each["name"]) for each in papers if each["claims"]],
+        "Figures": [(each["key"], each["name"]) for each in papers if each["figure"]],
+        "Not run yet": [("unrun", waiting.title.partition(": ")[2])] if waiting else [],
+    }
+    html = render(
+        "summary", papers=papers, tally=_tally(judgements), claims=claims, total=len(judgements), waiting=waiting
+    )
+    return html, [Entry(title, links) for title, links in found.items() if links]
+
+
+def _tally(judgements: Iterable[Judgement]) -> list[tuple[Chip, int]]:
+    """Number of claims by verdict, best first."""
+    counts = Counter(each.finding._replace(ours="", reason="") for each in judgements)
+    return [(chip(finding), counts[finding]) for finding in sorted(counts, key=_rank)]
+
+
+def _paper(number: int, title: str, members: Sequence[Section], judgements: Sequence[Judgement]) -> dict[str, Any]:
+    """What the template shows of a paper."""
+    names = {section.exhibit for section in members}
+    about = [each for each in judgements if names & {*each.claim.exhibits}]
+    # The name that begins the claims, or the title without subtitle, authors and year.
+    named, colon, _ = about[0].claim.name.partition(": ") if about else ("", "", "")
+    leading = next((section for section in members if section.lead), None)
+    return {
+        "key": f"paper-{number}",
+        "title": title,
+        "name": named if colon else title.partition(":")[0].partition(" (")[0].removesuffix("."),
+        "figure": Markup(leading.lead if leading else ""),
+        "lead": leading.title if leading else "",
+        "scale": leading.tag if leading else "",
+        "claims": [_claim(each) for each in about],
+        "tally": _tally(about),
+        "best": _best(about),
+    }
+
+
+def _claim(judgement: Judgement) -> dict[str, Any]:
+    """A claim with its verdict, and those on its tasks if there are several."""
+    tasks = judgement.tasks if len(judgement.tasks) > 1 else ()
+    return {
+        "judgement": judgement,
+        "chip": chip(judgement.finding),
+        "tasks": [(chip(each.finding), each.task) for each in tasks],
+    }
+
+
+def _subject(judgement: Judgement) -> str:
+    """The name of a claim without that of its paper."""
+    name = judgement.claim.name
+    return name.partition(": ")[2] or name
+
+
+def _parts(judgement: Judgement) -> Sequence[TaskFinding]:
+    """Verdicts on tasks; of a claim without tasks the verdict on the claim."""
+    return judgement.tasks or [TaskFinding("", judgement.finding, judgement.jobs)]
+
+
+def _best(judgements: Sequence[Judgement]) -> dict[str, Any] | None:
+    """The best of all verdicts on tasks, the first of equals; ``None`` if none supports its claim."""
+    found = [(judgement, part) for judgement in judgements for part in _parts(judgement)]
+    best = min(found, key=lambda each: _rank(each[1].finding), default=None)
+    if best is None or best[1].finding.verdict not in _SUPPORT:
+        return None
+    judgement, (task, finding, _) = best
+    return {
+        "claim": _subject(judgement),
+        "task": "" if finding.ours.startswith(task) else task,  # figures of a task may begin with its name
+        "ours": finding.ours,
+        "paper": judgement.claim.published.figure,
+        "chip": chip(finding),
+    }

@@ -169,7 +169,10 @@ def _density(name: str) -> list[str]:
 
 def counts_of(text: str) -> list[int]:
     """Parses a comma-separated list of positive integers."""
-    return [positive(word) for word in text.split(",")]
+    try:
+        return [positive(word) for word in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a comma-separated list of positive integers") from error
 
 
 def main() -> int:

@@ -38,7 +38,7 @@ from scripts.exhibits.papers.catalogue import catalogue, papers
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.tables import Table, markdown
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete, write_arrays
-from spardl.basics.errors import ConfigError
+from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 
 EVERYTHING = "all"
@@ -164,6 +164,13 @@ def act(arguments: argparse.Namespace) -> int:
     records = RecordStore(arguments.records)
     store = None if arguments.own else records
     judgements, recorded = list[Judgement](), True
+
+    def ended(job: Job, fault: SpardlError | None) -> None:
+        """Records each job when it ends, so that an interruption loses nothing."""
+        found = None if fault or not arguments.record else job.find(arguments.outputs)
+        if found and unshippable(found.made) is None:  # the others are listed at the end
+            records.keep(job, found, arguments.scale)
+
     with choices.composing():
         if arguments.explain:
             for exhibit in exhibits:
@@ -174,7 +181,7 @@ def act(arguments: argparse.Namespace) -> int:
         todo = [job for job in jobs if store is None or store.find(job) is None]
         if len(todo) < len(jobs):
             print(f"{len(jobs) - len(todo)} of {len(jobs)} jobs are on record", flush=True)
-        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs)
+        elsewhere = [] if arguments.done else complete(todo, arguments.outputs, arguments.jobs, ended)
         commands = write_arrays(elsewhere, arguments.outputs, arguments.report, f"trainings-{arguments.scale}")
         results = Results.on_disk(arguments.outputs, jobs, store)
         if arguments.record:

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from enum import Enum
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from importlib import import_module
 from inspect import isfunction
 from pathlib import Path
@@ -122,6 +123,25 @@ def _value(node: Node, where: str) -> Any:
         fail(node, where, f"expected a value, got {_shown(node)}")
 
 
+def _named(node: Node) -> Iterator[str]:
+    """Names after ``$`` in a node and its parts."""
+    if isinstance(node, yaml.ScalarNode):
+        yield from (word.removeprefix(MARK) for word in node.value.split() if word.startswith(MARK))
+    for each in node.value if isinstance(node, yaml.CollectionNode) else ():
+        for part in each if isinstance(each, tuple) else (each,):
+            yield from _named(part)
+
+
+def _check_circles(definitions: Definitions) -> None:
+    """Raises if a definition leads back to itself: reading it would not end."""
+    uses = {name: [each for each in _named(node) if each in definitions] for name, node in definitions.items()}
+    try:
+        TopologicalSorter(uses).prepare()
+    except CycleError as error:
+        circle = error.args[1]
+        fail(definitions[circle[0]], circle[0], f"refers to itself: {' -> '.join(reversed(circle))}; break the circle")
+
+
 @cache
 def _schema(cls: type) -> dict[str, tuple[Any, bool]]:
     """Type of each field of a dataclass or a named tuple, and whether it is required."""
@@ -145,6 +165,7 @@ class Reader:
     """
 
     def __init__(self, definitions: Definitions, variants: Variants, functions: str) -> None:
+        _check_circles(definitions)
         self._definitions = definitions
         self._variants = variants
         self._functions = functions

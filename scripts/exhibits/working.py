@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
 import sys
 import time
@@ -23,6 +24,8 @@ from spardl.clusters.workers.processes import run_each
 FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
 # Plans of more seconds are given in hours.
 HOURS = 7200.0
+# Of long jobs, which share the machine; measurements run at normal priority.
+NICENESS = 10
 # Called when a job ends, with its error if it failed.
 Ended: TypeAlias = Callable[[Job, SpardlError | None], None]
 
@@ -84,6 +87,8 @@ def _plan(jobs: Sequence[Job]) -> str:
 def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> None:
     def work(number: int, heartbeat: Callable[[int], None]) -> None:
         GlobalHydra.instance().clear()  # of the parent; train.py needs its own
+        if not jobs[number].alone:
+            os.nice(NICENESS)
         jobs[number].perform(outputs)
 
     if jobs:

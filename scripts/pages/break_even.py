@@ -1,7 +1,8 @@
 """Tables of docs/tables/break-even.md: which method is fastest on which network, by spardl.advise.
 
 Each model is predicted twice: as measured on a CPU (scripts/profiles/), and with that profile scaled to an ASSUMED GPU
-time (scripts/exhibits/kinds/gpu.py). Compression on the CPU was measured once (bench.py compression) and is stored in
+time (scripts/exhibits/kinds/gpu.py). Compression on the CPU was measured once, with
+spardl.diagnostics.timeline.measure.measure_compression and 4, 16 and 64 workers, and is stored in
 scripts/profiles/break_even.json, so that the tables do not change from run to run.
 """
 

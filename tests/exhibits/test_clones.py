@@ -175,3 +175,15 @@ def test_records_of_trainings_side_by_side(tmp_path: Path, monkeypatch: pytest.M
     path.write_text("{")
     assert clone(report, "kept") == 2
     assert "| kept/some.jsonl | cannot be read: kept/some.jsonl, line 1: not a valid record" in capsys.readouterr().out
+
+
+def test_work_is_recorded_as_soon_as_it_is_done(mine: Clone, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    """Whatever ends the command after it."""
+
+    def interrupted(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(reproduce, "write_arrays", interrupted)
+    assert mine(reproduce, "x.y", "--scale=laptop", "--record") == 130
+    assert capsys.readouterr().err == "error: interrupted; the same command continues from here\n"
+    assert len(read_records(SHIPPED / "laptop.jsonl")) == 1

@@ -72,6 +72,7 @@ def test_an_exhibit_is_read_from_its_file(tmp_path: Path) -> None:
         ("    shows: nothing", "    shows: nothing: at all", "paper.yaml:11: not valid YAML: mapping values are not"),
         ("smoke & ", "", "paper.yaml:14: x.one, plans: 'smoke' is missing"),
         ("kind: trainings", "kind: [trainings]", "x.one, kind: expected a name, got a list; choose from trainings, "),
+        ("short: training", "short: $short training", "paper.yaml:4: short: refers to itself: short -> short; break"),
         ("value: 0.9", "value: !high 1", "known, value: expected a value, got '1'"),
         ("words: cluster.workers=2", "words: '\"a b'", "'\"a b' cannot be split into words: No closing quotation"),
         ("words: cluster.workers=2", "words: null", "plans, smoke, words: expected text, got 'null'; remove the key"),

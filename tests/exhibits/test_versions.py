@@ -143,3 +143,28 @@ def test_what_is_done_anew_is_what_it_was(runs: Path, tmp_path: Path, monkeypatc
     book = Book("versions")
     compare(found, book)
     book.save()
+
+
+def test_changed_result_needs_new_edition() -> None:
+    machine = bits_depend_on()
+    old = {"command": "echo", "editions": {}, "figures": [1.0, {"x": 2.0}], "digests": {machine: "a"}}
+    book = Book("none")
+    book.writing = False
+    assert not book.figures
+    with pytest.raises(AssertionError, match="echo: not in the book"):
+        compare({"1": old}, book)
+    for writing in (False, True):
+        book.figures, book.writing = {"1": old}, writing
+        compare({"1": old}, book)
+        with pytest.raises(AssertionError, match="echo: results changed: raise the recipe"):
+            compare({"1": {**old, "digests": {machine: "b"}}}, book)
+    raised = {**old, "editions": {"spardl.OkTopk": 2}, "digests": {machine: "b"}}
+    compare({"1": raised}, book)
+    assert book.figures == {"1": raised}
+    compare({"2": old}, book)  # a raised recipe gives another id
+    assert book.figures == {"2": old}
+    elsewhere = {**old, "figures": [1.01, {"x": 2.0}], "digests": {"another": "c"}}
+    compare({"2": elsewhere}, book)
+    assert book.figures["2"]["digests"] == {machine: "a", "another": "c"}
+    with pytest.raises(AssertionError, match="results changed"):
+        compare({"2": {**elsewhere, "figures": [2.0, {"x": 2.0}], "digests": {"a third": "c"}}}, book)

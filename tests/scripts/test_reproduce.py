@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import os
 import re
 import sys
 from pathlib import Path
@@ -205,3 +206,13 @@ def test_the_list_names_source_and_cost_of_each(monkeypatch: pytest.MonkeyPatch,
 def test_the_page_names_every_exhibit() -> None:
     page = (ROOT / "docs" / "reproducing-papers.md").read_text()
     assert set(re.findall(r"^\| `([a-z_.]+)` \|", page, re.MULTILINE)) == set(reproduce.catalogue())
+
+
+def test_what_is_timed_gives_way_to_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    class Timed(jobs.Computation):  # type: ignore[misc, name-defined]
+        alone = True
+
+    noted = tmp_path / "noted"
+    monkeypatch.setattr(os, "nice", lambda by: noted.write_text(f"{noted.read_text() if noted.exists() else ''}{by} "))
+    working.complete([computation(), Timed("timed", double, (("number", 3),), "echo")], tmp_path / "runs", at_once=1)
+    assert noted.read_text() == "10 "

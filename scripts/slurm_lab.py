@@ -235,10 +235,13 @@ def _await(ready: Callable[[], bool], daemons: Sequence[subprocess.Popen[bytes]]
         LabError: If one of them exits, or they are not ready in time.
     """
     until = time.monotonic() + ANSWER
-    while not ready():
-        names = ", ".join(dict.fromkeys(str(daemon.args[0]) for daemon in daemons if isinstance(daemon.args, tuple)))
+    names = ", ".join(dict.fromkeys(str(daemon.args[0]) for daemon in daemons if isinstance(daemon.args, tuple)))
+    while True:
+        # First, as the question whether they are ready may wait long for the answer of a dead daemon.
         if any(daemon.poll() is not None for daemon in daemons):
             raise LabError(f"one of {names} exited: {_last_error(lab.folder / 'log')}; see {lab.folder}/log")
+        if ready():
+            return
         if time.monotonic() > until:
             raise LabError(f"{names} not ready within {ANSWER:g} s; see {lab.folder}/log")
         time.sleep(0.1)

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from scripts.benchmarks.timing import PATHS, Row, add_repetitions, content, interleaved, on_path, positive, table
+from spardl.basics.errors import ConfigError
 from spardl.vector.packing import Slot, message_bytes, pack, unpack
 from spardl.vector.sparse import SparseVector, merge
 
@@ -27,9 +28,15 @@ PLAIN_BYTES = 8
 
 
 def random_vector(entries: int, density: float, seed: int) -> SparseVector:
-    """Values as in a gradient, at places drawn independently of each other."""
+    """Values as in a gradient, at places drawn independently of each other.
+
+    Raises:
+        ConfigError: If no entry is drawn.
+    """
     source = torch.Generator().manual_seed(seed)
     indices = (torch.rand(entries, generator=source) < density).nonzero().squeeze(1)
+    if not indices.numel():
+        raise ConfigError(f"a vector of {entries} entries at density {density:g} is empty; increase either")
     return SparseVector(indices, torch.randn(indices.numel(), generator=source), entries)
 
 
@@ -84,6 +91,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:
     cases = {}
+    if refused := [density for density in arguments.densities if not 0 < density <= 1]:
+        raise ConfigError(f"--densities must be above 0 and at most 1, got {refused[0]:g}")
     for density in arguments.densities:
         vectors = [random_vector(arguments.entries, density, seed) for seed in range(1, arguments.vectors + 1)]
         for name in arguments.types:

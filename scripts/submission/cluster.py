@@ -177,11 +177,15 @@ def _states(whole: str) -> dict[str, Job] | None:
         return {} if "Invalid job id" in done.stderr else None
     found = {}
     for line in filter(None, map(str.strip, done.stdout.splitlines())):
-        name, state, reason, start = line.split("|")
+        name, _, rest = line.partition("|")
+        state, _, rest = rest.partition("|")
+        if not state:  # not the line of a job
+            continue
         if state not in _WAITING:
             found[name] = Job(Queued.RUNNING)
             continue
-        expected = "" if start in ("", "N/A") else f"expected start {start.replace('T', ' ')}"
+        reason, separator, start = rest.rpartition("|")  # a reason may contain the separator
+        expected = "" if not separator or start in ("", "N/A") else f"expected start {start.replace('T', ' ')}"
         known = ("" if reason == "None" else reason, expected)
         found[name] = Job(Queued.WAITING, "; ".join(filter(None, known)))
     return found

@@ -24,6 +24,7 @@ _FOLDER, _RECORD = ".submissions", "submission.json"
 HERE, SLURM = "here", "slurm"
 PLACES = (HERE, SLURM)
 _WAY_OUT = "delete its folder, or name another submission"
+_FIELDS = {"place": str, "outputs": str, "since": int | float, "force": bool, "site": dict, "entries": list}
 
 
 @dataclass(frozen=True)
@@ -210,18 +211,32 @@ def _read(folder: Path) -> Submission:
     """Reads one record.
 
     Raises:
-        ConfigError: If the record cannot be read, or is not that of a submission.
+        ConfigError: If the record cannot be read, or a field is missing or has an invalid value.
     """
     path = folder / _RECORD
     try:
-        content = read_json(path)
-        entries = tuple(Entry(**{**entry, "words": tuple(entry["words"])}) for entry in content["entries"])
-        made = Submission(**{**content, "folder": folder, "outputs": Path(content["outputs"]), "entries": entries})
+        return _parsed(read_json(path), folder)
     except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read record {path}: {error}; {_WAY_OUT}") from error
     except (LookupError, TypeError) as error:
         reason = f"missing field {error}" if isinstance(error, KeyError) else first_line(error)
         raise ConfigError(f"record {path} is not a submission ({reason}); {_WAY_OUT}") from error
-    if not entries or made.place not in PLACES:
-        raise ConfigError(f"record {path} has no runs, or an unknown place {made.place!r}; {_WAY_OUT}")
-    return made
+
+
+def _parsed(content: Any, folder: Path) -> Submission:
+    for name, kind in _FIELDS.items():
+        if not isinstance(content[name], kind):
+            raise TypeError(f"field {name} has the invalid value {content[name]!r}")
+    entries = tuple(map(_entry, content["entries"]))
+    if not entries or content["place"] not in PLACES:
+        raise TypeError(f"no runs, or an unknown place {content['place']!r}")
+    return Submission(**{**content, "folder": folder, "outputs": Path(content["outputs"]), "entries": entries})
+
+
+def _entry(content: Any) -> Entry:
+    words, name, texts = content["words"], content["id"], (content.get("job"), content.get("log"))
+    valid = isinstance(words, list) and all(isinstance(word, str) for word in words)
+    valid &= isinstance(name, str) and name.isalnum() and isinstance(content["tasks"], int)
+    if not valid or not all(isinstance(text, str | None) for text in texts):
+        raise TypeError(f"invalid entry {content!r}")
+    return Entry(**{**content, "words": tuple(words)})

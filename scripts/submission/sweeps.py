@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,8 +11,7 @@ from typing import Any
 from hydra import compose
 from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.plugins import Plugins
-from hydra.plugins.sweeper import Sweeper
+from hydra.core.override_parser.types import Override
 from hydra.types import RunMode
 from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
@@ -53,7 +53,8 @@ def expand(words: Sequence[str], multirun: bool) -> list[tuple[str, ...]]:
     Call it inside :func:`scripts.choices.composing`.
 
     Raises:
-        HydraException: If an argument cannot be parsed, or a sweep is continuous.
+        ConfigError: If a sweep is continuous, which Hydra's default sweeper does not support either.
+        HydraException: If an argument cannot be parsed.
     """
     parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
     typed = parser.parse_overrides(list(words))
@@ -62,11 +63,20 @@ def expand(words: Sequence[str], multirun: bool) -> list[tuple[str, ...]]:
     if not multirun and hydra.mode != RunMode.MULTIRUN:
         return [tuple(words)]
     configured = parser.parse_overrides([f"{key}={value}" for key, value in (hydra.sweeper.params or {}).items()])
-    # Hydra's default sweeper is not part of its public modules, but is registered as a plugin.
-    basic: Any
-    (basic,) = (kind for kind in Plugins.instance().discover(Sweeper) if kind.__name__ == "BasicSweeper")
-    (runs,) = basic.split_arguments([*configured, *typed], None)
-    return [tuple(run) for run in runs]
+    # A later override of a key replaces an earlier one at its place, as in Hydra's default sweeper.
+    values = {override.get_key_element(): _values(override) for override in (*configured, *typed)}
+    return list(itertools.product(*values.values()))
+
+
+def _values(override: Override) -> list[str]:
+    key = override.get_key_element()
+    if not override.is_sweep_override():
+        return [f"{key}={override.get_value_element_as_str()}"]
+    if not override.is_discrete_sweep():
+        raise ConfigError(
+            f"{override.input_line}: a sweep needs discrete values, such as {key}=1,2,3 or {key}=range(1,4)"
+        )
+    return [f"{key}={value}" for value in override.sweep_string_iterator()]
 
 
 def plan(words: Sequence[str]) -> Planned:

@@ -148,6 +148,10 @@ FOLDER = "--json none/x.json: create the folder none first"
     [
         ("kernel", "benchmark 'kernel' does not exist; choose from accuracy, "),
         ("kernels --json none/x.json", FOLDER),
+        ("kernels --densities 0.1 0", "--densities must be above 0 and at most 1, got 0"),
+        ("kernels --densities 1.5", "at most 1, got 1.5"),
+        ("kernels --densities nan", "at most 1, got nan"),
+        ("kernels --entries 3 --densities 1e-9", "a vector of 3 entries at density 1e-09 is empty"),
         ("compression --methods foo", "compressor=foo does not exist"),
         ("sync --methods nothing", "compressor=nothing does not exist"),
         (f"{ACCURACY} --case foo", HOOKS),

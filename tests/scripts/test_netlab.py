@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import math
 import re
 import signal
+import struct
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -17,7 +19,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scripts import netlab as script
-from scripts.labs.delay_line import Held
+from scripts.labs.delay_line import PACKET, Held, acceptance, attribute, binding, check, message, packet_number
 from scripts.labs.first_process import Lab, tool
 from tests.support.labs import (
     BAD_INPUT,
@@ -258,6 +260,9 @@ def netlab(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         ("run --workers 2 --gbit=-inf -- true", "got -inf"),
         ("run --workers 2 --gbit 1 --timeout 0 -- true", "--timeout must be above 0"),
         ("run --workers 2 --gbit 1 --delay-ms=0.001 -- true", "--delay-ms must be from 0.01 to 1000"),
+        ("run --workers 2 --gbit 1 --delay-ms=-1 -- true", "or 0 for no delay, got -1"),
+        ("run --workers 2 --gbit 1 --delay-ms=1001 -- true", "or 0 for no delay, got 1001"),
+        ("run --workers 2 --gbit 1 --delay-ms=inf -- true", "or 0 for no delay, got inf"),
         ("run --workers 2 --gbit 1 --delay-ms=nan -- true", "or 0 for no delay, got nan"),
         ("run --workers 2 --gbit 1 --delay-ms=soon -- true", "argument --delay-ms: invalid float value: 'soon'"),
         ("run --workers 2 --gbit 1 -- no-such-program", "program no-such-program not found"),
@@ -441,6 +446,34 @@ def test_packets_are_held_as_long_as_asked_for_and_in_order(steps: list[tuple[fl
         assert last == (late[-1] if len(late) > gone else None)
         gone = len(late)
         assert held.due() == (arrived[gone] + delay if gone < len(arrived) else None)
+
+
+@given(st.integers(0, 2**32 - 1), st.lists(st.binary(max_size=9), max_size=3))
+def test_a_packets_number_is_found_behind_other_attributes(number: int, others: list[bytes]) -> None:
+    before = [struct.pack("=HH", 4 + len(value), 7) + value + bytes(-len(value) % 4) for value in others]
+    report = message(PACKET, 0, *before, attribute(1, "IHB", number, 0x800, 1), *before)
+    assert packet_number(report) == number
+
+
+def test_other_messages_are_errors() -> None:
+    refusal = struct.pack("=IHHIIi", 36, 2, 0, 0, 0, -errno.ENOBUFS) + bytes(16)
+    for read in (packet_number, check):
+        with pytest.raises(OSError, match="No buffer space"):
+            read(refusal)
+    check(struct.pack("=IHHIIi", 36, 2, 0, 0, 0, 0) + bytes(16))
+    with pytest.raises(OSError, match="has no packet number"):
+        packet_number(message(PACKET, 0, attribute(3, "I", 5)))
+
+
+def test_messages_have_the_layout_of_the_kernel() -> None:
+    """As linux/netlink.h and linux/netfilter/nfnetlink_queue.h say."""
+    head = struct.pack("=IHHII", 32, 0x303, 1, 0, 0) + bytes(4)
+    assert acceptance(258) == head + struct.pack("=HH", 12, 2) + bytes.fromhex("00000001 00000102")
+    text = binding()
+    assert struct.unpack_from("=IHH", text) == (len(text), 0x302, 5)
+    assert len(text) % 4 == 0
+    assert bytes.fromhex("01000002") in text[20:]  # bind, IPv4
+    assert struct.pack("=HH", 9, 2) + bytes.fromhex("00000000 01") in text  # no data
 
 
 def test_only_a_delay_needs_iptables(

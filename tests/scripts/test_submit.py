@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
 import re
 import signal
@@ -17,11 +18,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hydra.errors import HydraException
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.plugins import Plugins
+from hydra.plugins.sweeper import Sweeper
 
 from scripts import choices
 from scripts import slurm_lab as lab
 from scripts import submit as script
+from scripts.submission import cluster
 from scripts.submission import here as places
 from scripts.submission import sweeps as sweeping
 from scripts.submission.site import DEFAULT, Job, Queued, Site, read_site
@@ -49,8 +54,33 @@ def test_a_sweep_is_hydras(sweeps: Any) -> None:
         for seed in (1, 2)
     ]
     assert sweeps.expand(words, False) == [words]
-    with pytest.raises(HydraException, match="does not support sweep type : INTERVAL"):
-        sweeps.expand(["optimizer.lr=interval(0,1)"], True)
+    continuous = r"^optimizer.lr=interval\(0,1\): a sweep needs discrete values, such as optimizer.lr=1,2,3 or "
+    with pytest.raises(ConfigError, match=continuous):
+        sweeps.expand(["seed=1,2", "optimizer.lr=interval(0,1)"], True)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("seed=range(1,4)", "training.clip_norm=choice(1,2)", "compressor=glob(top*)"),
+        ("+a='x, y','z, w'", "output_dir=/tmp/a b", "logger.tags=[a,b]"),
+        ("seed=1,2", "model=resnet20,vgg16", "optimizer.lr=0.1", "seed=5"),
+    ],
+    ids=["choice and glob", "values with commas", "configured and repeated keys"],
+)
+def test_values_and_their_order_are_hydras(
+    words: tuple[str, ...], sweeps: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if the configuration defines a sweep, whose values the command line overrides."""
+    hydra = SimpleNamespace(mode=None, sweeper=SimpleNamespace(params={"model": "lstm,bert", "optimizer": "sgd,adam"}))
+    monkeypatch.setattr(sweeps, "compose", lambda *_, **__: SimpleNamespace(hydra=hydra))
+    parser = OverridesParser.create(config_loader=GlobalHydra.instance().config_loader())
+    overrides = parser.parse_overrides(["model=lstm,bert", "optimizer=sgd,adam", *words])
+    basic: Any
+    basic, *_ = (kind for kind in Plugins.instance().discover(Sweeper) if kind.__name__ == "BasicSweeper")
+    (batch,) = basic.split_arguments(overrides, None)
+    assert sweeps.expand(words, True) == [tuple(run) for run in batch]
+    assert len(batch) >= 4
 
 
 def test_a_configuration_that_is_a_sweep(sweeps: Any) -> None:
@@ -151,6 +181,18 @@ def test_the_queue_is_explained(
     }
 
 
+def test_lines_of_squeue_are_read_safely(queued: Path) -> None:
+    lines = r"7_0|PENDING|a|b|2026-11-30T10:00:00\n7_1|PENDING|Priority\n7_2|RUNNING\n7_3|PENDING\nnoise\n\n"
+    stand_in(queued, "squeue", f"printf '{lines}'")
+    waiting = Job(Queued.WAITING)
+    assert cluster._states("7") == {
+        "7_0": Job(Queued.WAITING, "a|b; expected start 2026-11-30 10:00:00"),
+        "7_1": waiting,
+        "7_2": Job(Queued.RUNNING),
+        "7_3": waiting,
+    }
+
+
 def test_what_is_submitted(
     queued: Path, submit: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -215,6 +257,22 @@ def test_jobs_without_a_record_are_found(
     record.write_text(json.dumps(killed))
     assert submit(*words) == 0
     assert f"waits or runs in submission {record.parent.name}" in capsys.readouterr().out
+
+
+def test_what_waits_or_runs_is_not_submitted_again(
+    queued: Path, submit: Callable[..., int], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("cluster=slurm", f"output_dir={tmp_path / 'out'}")
+    assert submit("-m", "seed=1,2", *words) == 0
+    (first,) = re.findall(r"^submission (\S+):", capsys.readouterr().out, re.MULTILINE)
+    (queued / "batch.sh").unlink()
+    assert submit("-m", "seed=1,2", *words, "force=true") == 0
+    out = capsys.readouterr().out
+    assert len(re.findall(rf"^skipped: \w{{10}} waits or runs in submission {first}$", out, re.MULTILINE)) == 2
+    assert out.endswith("nothing to submit\n")
+    assert not (queued / "batch.sh").exists()
+    assert submit("-m", "seed=1,2,3", *words) == 0
+    assert "submitted job 7: one run" in capsys.readouterr().out
 
 
 def _identity(*words: str) -> str:
@@ -336,12 +394,28 @@ def test_submissions_are_found_again_and_never_collide(tmp_path: Path) -> None:
         find_submission(tmp_path, None)
 
 
+SOUND = {"place": "here", "outputs": "o", "since": 1, "force": False, "site": {}}
+RUN = {"words": ["seed=1"], "id": "0123456789", "tasks": 1, "job": None, "log": None}
 BROKEN = {
     "[]": "is not a submission",
-    "{}": "missing field 'entries'",
+    "{}": "missing field 'place'",
     "[" * 100_000: "nested too deeply",
-    '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": []}': "has no runs",
-    '{"place": "here", "outputs": "o", "since": 1, "force": false, "site": {}, "entries": [{"words": 5}]}': "is not",
+    json.dumps({**SOUND, "entries": []}): "no runs",
+    json.dumps({**SOUND, "entries": [{"words": 5}]}): "is not",
+    json.dumps({**SOUND, "entries": [RUN], "place": "there"}): "an unknown place 'there'",
+    '{"place": "here", "outputs": "o", "since": "x", "force": false, "site": {}, "entries": [1]}': "field since has",
+    **{
+        json.dumps({**SOUND, "entries": [{**RUN, name: value}]}): "invalid entry"
+        for name, value in (
+            ("words", "seed=1"),
+            ("words", [1]),
+            ("id", "../x"),
+            ("tasks", "2"),
+            ("job", 7),
+            ("log", []),
+        )
+    },
+    json.dumps({**SOUND, "entries": [RUN], "site": []}): "field site has",
 }
 
 
@@ -359,6 +433,20 @@ def test_a_broken_record_breaks_only_its_submission(text: str, tmp_path: Path) -
     with pytest.raises(ConfigError, match=f"{newer.name}.*{BROKEN[text]}"):  # an older one is not what is meant
         find_submission(tmp_path, None)
     assert find_submission(tmp_path, made.name) == made
+
+
+@pytest.mark.parametrize(
+    "text", ["[]", '{"status": "finished"}', '{"status": []}', '{"status": "finished", "final": 5}']
+)
+def test_a_broken_summary_breaks_no_table(text: str, tmp_path: Path) -> None:
+    entry = Entry(("seed=1",), "0123456789", 1, "1", "1.txt")
+    made = new_submission(tmp_path, "here", False, {}, [entry])
+    run = Run("0123456789", tmp_path / "x-0123456789")
+    run.folder.mkdir()
+    run.summary_file.write_text(text)
+    run.metrics_file.write_text("[]}")
+    assert standing(made, entry, {}).state in ("finished", "not begun")
+    assert math.isnan(run.metric())
 
 
 @pytest.mark.parametrize(
@@ -426,6 +514,15 @@ def test_the_lab_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
     with pytest.raises(lab.LabError, match="need root"):
         lab.up(folder, 1)
+
+
+def test_a_dead_daemon_is_told_before_it_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "log").mkdir()
+    (tmp_path / "log" / "daemon.txt").write_text("error: no key\n")
+    with subprocess.Popen(("false",)) as daemon:
+        daemon.wait(60)
+    with pytest.raises(lab.LabError, match="one of false exited: error: no key; see"):
+        lab._await(lambda: pytest.fail("a dead daemon was asked"), [daemon], lab.Lab(tmp_path))
 
 
 @contextmanager

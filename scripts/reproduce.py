@@ -35,6 +35,7 @@ from scripts.exhibits.jobs import Job
 from scripts.exhibits.pages.page import here, page
 from scripts.exhibits.pages.sections import exhibit_section, sources, summary, unrun_table, write
 from scripts.exhibits.papers.catalogue import catalogue, papers
+from scripts.exhibits.published import published_table
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.tables import Table, markdown
 from scripts.exhibits.working import FAILED, FINISHED, answer, complete, write_arrays
@@ -81,14 +82,14 @@ def report(
     results: Results,
     folder: Path,
     judgements: Sequence[Judgement] = (),
-    waiting: Table | None = None,
+    unrun: Sequence[Table] = (),
 ) -> Path:
     """Writes the page of exhibits, claims and jobs that were not run into a folder, and returns its path."""
     known = {exhibit.name: exhibit for exhibit in exhibits}
     places = [(name, paper) for name, paper in papers().items() if name in known]
     sections = [exhibit_section(known[name], paper, scale, results) for name, paper in places]
     claims = [claims_section(judgements, scale, results)] if judgements else []
-    found, contents = summary(sections, judgements, waiting, claims[0].key if claims else "")
+    found, contents = summary(sections, judgements, unrun, claims[0].key if claims else "")
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / "index.html"
     write_atomically(path, page(TITLE, LEAD, here(), [*claims, *sections], found, contents).encode())
@@ -163,7 +164,7 @@ def act(arguments: argparse.Namespace) -> int:
     exhibits = chosen(arguments.exhibits, arguments.seeds)
     records = RecordStore(arguments.records)
     store = None if arguments.own else records
-    judgements, recorded = list[Judgement](), True
+    judgements, published, recorded = list[Judgement](), None, True
 
     def ended(job: Job, fault: SpardlError | None) -> None:
         """Records each job when it ends, so that an interruption loses nothing."""
@@ -187,14 +188,15 @@ def act(arguments: argparse.Namespace) -> int:
         if arguments.record:
             recorded = keep(jobs, arguments.outputs, records, arguments.scale)
         if EVERYTHING in arguments.exhibits:
-            judgements = judge_all({exhibit.name: exhibit for exhibit in exhibits}, arguments.scale, results)
+            every = {exhibit.name: exhibit for exhibit in exhibits}
+            judgements, published = judge_all(every, arguments.scale, results), published_table(every)
     tables = [table for exhibit in exhibits for table in write(exhibit, arguments.scale, results, arguments.report)]
-    waiting = unrun_table(exhibits, arguments.scale, results)
-    for table in filter(None, (*tables, waiting)):
+    unrun = [each for each in (unrun_table(exhibits, arguments.scale, results), published) if each]
+    for table in (*tables, *unrun):
         print(f"\n{table.title}\n\n{markdown(table)}", flush=True)
     for command in commands:
         print(f"for a cluster: {command}", flush=True)
-    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judgements, waiting)}", flush=True)
+    print(f"report: {report(exhibits, arguments.scale, results, arguments.report, judgements, unrun)}", flush=True)
     pending = {job.id for job in elsewhere} | {job.id for job in jobs if arguments.done and not results.of(job).started}
     failed = sum(results.of(job).reason is not None for job in jobs if job.id not in pending)
     if failed:

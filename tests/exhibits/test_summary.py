@@ -79,7 +79,7 @@ def report(folder: Path, made: Any, found: Any, *judgements: Any, monkeypatch: A
     """The parts of a report: claims, figures and results, and exhibits."""
     monkeypatch.setattr(reproduce, "papers", lambda: {made.name: "A: Paper (Some, 2024)."})
     waiting = sections.unrun_table([made], "smoke", found)
-    text = reproduce.report([made], "smoke", found, folder, judgements, waiting).read_text()
+    text = reproduce.report([made], "smoke", found, folder, judgements, [waiting] if waiting else []).read_text()
     return text.split('<h2 class="all">')
 
 
@@ -109,21 +109,25 @@ def test_a_paper_s_best_result_is_on_the_first_screen() -> None:
         judgement("NOT", name="B: speed", exhibit="b.x"),
     ]
     papers = [page.Section(f"{name}.x-smoke", name.upper(), "X", "smoke", 0, "", f"{name}.x") for name in "ab"]
-    text = str(sections.summary(papers, claims, None)[0])
+    text = str(sections.summary(papers, claims, [])[0])
     glance = " ".join(text[text.index('class="stack glance"') :].partition("</table>")[0].split())
     one, other = glance.split("<tr>")[2:]
     assert "in the same direction</span> <strong>order</strong>, two: 5, 4 <small>(paper: much)</small>" in one
     assert one.index("checked by construction <b>1</b>") < one.index("depends on the task <b>1</b>")
     assert "not reproduced <b>1</b>" in other
     assert "no claim is supported" in other
-    assert sections.summary([], [], None) == (None, [])
+    assert sections.summary([], [], []) == (None, [])
 
 
 def test_what_was_not_run_is_in_one_list(tmp_path: Path, monkeypatch: Any) -> None:
     made, found = exhibit(), results(tmp_path, {"SparDL": [], "dense": [0.9] * 3})
     claim = judgement("NOT")
     first, _, listed, _ = report(tmp_path, made, found, claim, monkeypatch=monkeypatch)
-    for key, title in (("paper-1-claims", "A"), ("paper-1", "A"), ("unrun", "3 runs, 1 row of unknown time")):
+    for key, title in (
+        ("paper-1-claims", "A"),
+        ("paper-1", "A"),
+        ("unrun-1", "Not run yet: 3 runs, 1 row of unknown time"),
+    ):
         assert f'<a href="#{key}">{title}</a>' in first
     assert ">SparDL</th>" not in listed
     assert "paper.training" in listed

@@ -121,12 +121,12 @@ def unrun_table(exhibits: Sequence[Exhibit], scale: str, results: Results) -> Ta
             needed = [each * len(own) for each, own in zip(times, new.values(), strict=True) if each is not None]
             time = sum(needed) if len(needed) == len(new) else None
             total, unknown = total + (time or 0.0), unknown + (time is None)
-            texts = (task or exhibit.title, "; ".join(new), str(sum(map(len, new.values()))), _in_hours(time))
+            texts = (task or exhibit.title, "; ".join(new), str(sum(map(len, new.values()))), in_hours(time))
             lines.append(Row(exhibit.name, [*map(Cell, texts)], ()))
     if not lines:
         return None
     untimed = f"{unknown} row{'s' if unknown > 1 else ''} of unknown time"
-    words = [f"{_in_hours(total)} core hours"] * bool(total) + [untimed] * bool(unknown)
+    words = [f"{in_hours(total)} core hours"] * bool(total) + [untimed] * bool(unknown)
     runs = f"{len(seen)} run{'s' if len(seen) > 1 else ''}"
     columns = ("exhibit", "task", "methods", "runs", "core hours")
     return Table(f"Not run yet: {runs}, {' and '.join(words)}", columns, lines)
@@ -163,7 +163,7 @@ def _place(job: Job) -> tuple[str, str]:
     return (", ".join(labels.tags), labels.job_type) if labels else ("", job.command)
 
 
-def _in_hours(seconds: float | None) -> str:
+def in_hours(seconds: float | None) -> str:
     """Hours with two significant digits, such as 0.5 or 12,000."""
     return "unknown" if seconds is None else f"{float(f'{seconds / 3600:.2g}'):,g}"
 
@@ -202,29 +202,27 @@ def _rank(finding: Finding) -> tuple[int, str]:
 
 
 def summary(
-    sections: Sequence[Section], judgements: Sequence[Judgement], waiting: Table | None, claims: str = ""
+    sections: Sequence[Section], judgements: Sequence[Judgement], unrun: Sequence[Table], claims: str = ""
 ) -> tuple[Markup | None, list[Entry]]:
     """The summary, or ``None`` if there is nothing to summarize, and the entries of its parts in the contents list.
 
     Args:
         sections: Sections of the exhibits, those of one paper next to each other.
         judgements: Verdicts on claims of these exhibits.
-        waiting: Jobs that were not run.
+        unrun: Tables of what was not run, with titles ``TOPIC: EXTENT``.
         claims: Id of the section of claims.
     """
     groups = [(title, list(members)) for title, members in groupby(sections, lambda section: section.group)]
     papers = [_paper(number, *group, judgements) for number, group in enumerate(groups, 1)]
     papers = [paper for paper in papers if paper["figure"] or paper["claims"]]
-    if not papers and waiting is None:
+    if not papers and not unrun:
         return None, []
     found = {
         "Claims and verdicts": [(f"{each['key']}-claims", each["name"]) for each in papers if each["claims"]],
         "Figures": [(each["key"], each["name"]) for each in papers if each["figure"]],
-        "Not run yet": [("unrun", waiting.title.partition(": ")[2])] if waiting else [],
+        "Not run": [(f"unrun-{number}", each.title) for number, each in enumerate(unrun, 1)],
     }
-    html = render(
-        "summary", papers=papers, tally=_tally(judgements), claims=claims, total=len(judgements), waiting=waiting
-    )
+    html = render("summary", papers=papers, tally=_tally(judgements), claims=claims, total=len(judgements), unrun=unrun)
     return html, [Entry(title, links) for title, links in found.items() if links]
 
 

@@ -161,7 +161,7 @@ def test_jobs_can_be_typed_and_want_the_machine_for_themselves(name: str) -> Non
         assert job.alone
         assert words[:2] == ["python", "scripts/netlab.py"]
         arguments = lab.netlab.parse(words[2:])
-        assert arguments.workers == 4
+        assert arguments.workers == (2 if scale == "smoke" else 4)
         assert arguments.command[:2] == ["python", "scripts/bench.py"]
         assert arguments.command[2] in bench.benchmarks()
         assert arguments.command[3:-2] == list(dict(job.arguments)["words"])[1:]

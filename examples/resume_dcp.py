@@ -4,6 +4,7 @@ torchrun --standalone --nproc-per-node 4 examples/resume_dcp.py checkpoint  # st
 torchrun --standalone --nproc-per-node 3 examples/resume_dcp.py checkpoint  # resumes with steps 51 to 100
 """
 
+import gc
 import sys
 from pathlib import Path
 
@@ -44,4 +45,8 @@ dcp.save(state, checkpoint_id=folder / f"step-{step:06}")
 if rank == 0:
     weights = sum(parameter.double().sum().item() for parameter in model.parameters())
     print(f"step {step}, {dist.get_world_size()} workers: sum of all weights {weights:.12f}")
+# These keep the process group, whose threads can abort Python while it exits (pytorch/pytorch#190489).
+handle.detach()
+del state, handle, optimizer, ddp_model
+gc.collect()
 dist.destroy_process_group()

@@ -49,7 +49,7 @@ def begin(plan: Plan, case: str, seed: int, steps: int) -> PlainLoop:
 
 
 def trained(plan: Plan, case: str, seed: int, steps: int, every: int) -> list[dict[str, Any]]:
-    """Trains, and tests every some steps and after the last.
+    """Trains, and tests at regular intervals and after the last step.
 
     Returns:
         For each test: ``step``, ``seconds`` of training so far, bytes ``sent`` per worker so far, and the metrics.

@@ -15,8 +15,8 @@ from scripts.exhibits.base import SWEEPS, Exhibit, Results, at
 from scripts.exhibits.claims.judging import Figure, NoEvidence, gathered, jobs_of, show
 from scripts.exhibits.jobs import Computation, Job
 from scripts.exhibits.kinds.counts import CountedCosts, amortized
+from scripts.exhibits.kinds.gpu import assumed_gpu
 from scripts.exhibits.kinds.lab import TURNS
-from scripts.exhibits.kinds.schedules import profiles_of
 from scripts.exhibits.kinds.study import RANDOM_BLOCK, StudyRates, held_out
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.kinds.watched import configuration
@@ -261,7 +261,7 @@ def _watched(figure: Figure) -> Figure:
 def overlap(exhibit: Exhibit, scale: str, results: Results) -> list[Figure]:
     """Seconds with buckets over those of DeAR with the same buckets, against the largest gain of overlap alone."""
     buckets, halves = (cells(tables(exhibit, scale, results), column) for column in (BUCKETS, HALVES))
-    profiles = profiles_of([model for _, model in halves])
+    profiles = assumed_gpu([model for _, model in halves])
     limits = {model: 1 + each.forward / (2 * each.backward) for model, each in profiles.items()}
     return [
         ratio(f"{model}, {title.rpartition(', ')[2]}", buckets[title, model], ours, limits[model])

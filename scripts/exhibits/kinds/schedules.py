@@ -29,11 +29,6 @@ LOW_MB, HIGH_MB, START_MB = 1.0, 256.0, 25.0
 TRIALS = (5, 10, 20)
 
 
-def profiles_of(models: Sequence[str]) -> Mapping[str, Profile]:
-    """Profiles of the models on the assumed GPU."""
-    return gpu.assumed_gpu(models)
-
-
 def _costs(workers: int, network: str) -> schedules.MethodCosts:
     with choices.composing():
         method = choices.build("none", "warmup.steps=0")
@@ -67,7 +62,7 @@ def _predict(column: str, profile: Profile, costs: schedules.MethodCosts) -> Tim
 
 def speed(models: Sequence[str]) -> dict[str, Any]:
     """Seconds of an iteration with 64 workers, and the speedup of DeAR over the best other schedule."""
-    profiles = profiles_of(models)
+    profiles = gpu.assumed_gpu(models)
 
     def rows(network: str) -> dict[str, list[float]]:
         costs, found = _costs(gpu.WORKERS, network), {}
@@ -81,7 +76,7 @@ def speed(models: Sequence[str]) -> dict[str, Any]:
 
 def no_fusion(models: Sequence[str]) -> dict[str, Any]:
     """Seconds of an iteration with 64 workers by layer, the gain of the halves, and fusion."""
-    profiles = profiles_of(models)
+    profiles = gpu.assumed_gpu(models)
 
     def rows(network: str) -> dict[str, list[float]]:
         costs, found = _costs(gpu.WORKERS, network), {}
@@ -96,7 +91,7 @@ def no_fusion(models: Sequence[str]) -> dict[str, Any]:
 
 def breakdown(models: Sequence[str]) -> dict[str, Any]:
     """Seconds of computation, communication and exposed communication in an iteration with 64 workers."""
-    profiles = profiles_of(models)
+    profiles = gpu.assumed_gpu(models)
 
     def rows(network: str) -> dict[str, list[float]]:
         costs, found = _costs(gpu.WORKERS, network), {}
@@ -112,7 +107,7 @@ def breakdown(models: Sequence[str]) -> dict[str, Any]:
 
 def scaling(models: Sequence[str], workers: Sequence[int]) -> dict[str, Any]:
     """Throughput of P workers relative to P single workers, for DeAR and the best other schedule."""
-    profiles = profiles_of(models)
+    profiles = gpu.assumed_gpu(models)
 
     def rows(network: str) -> dict[str, list[float]]:
         costs, found = [_costs(size, network) for size in workers], {}
@@ -129,7 +124,7 @@ def tuning(models: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     rows: dict[str, list[float | str]] = {}
     for network in gpu.NETWORKS:
         costs = _costs(gpu.WORKERS, network)
-        for model, profile in profiles_of(models).items():
+        for model, profile in gpu.assumed_gpu(models).items():
             curve = _curve(profile, costs)
             best = min(map(curve, _grid(101)))
             for name, search in SEARCHES.items():
@@ -188,7 +183,7 @@ PARTITIONS = ("every layer alone", BUCKETS, "whole model", "LayerFusion")
 
 def _seconds(models: Sequence[str], network: str) -> dict[tuple[str, str], list[float]]:
     """Seconds of an iteration by model and method for each partition, and without communication."""
-    profiles = profiles_of(models)
+    profiles = gpu.assumed_gpu(models)
     lines = gpu.assumed_compression(WORKERS)
     found = {}
     for method in METHODS:

@@ -189,7 +189,7 @@ class MethodComparison(Planned):
 
     @property
     def dense_names(self) -> Sequence[str]:
-        """Names of dense training; of several settings, the best one is the baseline. KeyError if there is none."""
+        """Names of dense training; of several settings, the best one is the baseline. Raises KeyError without one."""
         found = [name for name, words in self.methods.items() if words == DENSE]
         if not found:
             raise KeyError(f"{self.name} has no dense training, which accuracies are compared with; add one")

@@ -55,7 +55,7 @@ def patience() -> Iterator[None]:
 
 @pytest.fixture(autouse=True, scope="session")
 def pace() -> Iterator[None]:
-    """Work that gives way to other work would, beside other tests, hardly go on."""
+    """Niced processes would hardly progress next to other tests."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "nice", lambda _: 0)
         yield

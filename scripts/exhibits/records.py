@@ -2,7 +2,7 @@
 
 A file holds the records of one size preset or page, sorted by id, so that a new record is one added line. The id of a
 record is the id of its job: one configuration has one record, whichever exhibit asks for it. Work done with uncommitted
-changes is not recorded, because nobody else could repeat it.
+changes is not recorded, because others could not repeat it.
 """
 
 from __future__ import annotations

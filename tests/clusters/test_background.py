@@ -1,4 +1,4 @@
-"""The thread beside the computation, and the end of its process."""
+"""The background thread of communication, and the end of its process."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_a_process_ends_after_its_job() -> None:
 
 
 def test_tensors_that_leave_the_thread_are_recorded() -> None:
-    """On a GPU its next owner is told to the allocator, or it would be used again too early."""
+    """On a GPU, the allocator must know the next stream, or it would reuse the memory too early."""
     places, values = torch.tensor([1]), torch.ones(1)
     sparse = SparseVector(places, values, 3)
     for value, wanted in ((values, [values]), (sparse, [places, values]), (Boundary(sparse), [places, values])):

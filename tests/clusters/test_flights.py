@@ -1,4 +1,4 @@
-"""Communication beside the computation: order, clocks, waiting, failure."""
+"""Communication in flight during the computation: order, clocks, waiting, failure."""
 
 from __future__ import annotations
 
@@ -215,8 +215,8 @@ def test_streams_that_cannot_be() -> None:
 def test_lost_peer_is_detected_by_wait(signum: signal.Signals) -> None:
     def work(pair: ProcessGroupCluster) -> None:
         (worker,) = pair.local_workers
-        beside = ProcessGroupCluster(timeout=4)
-        flight = beside.enqueue([swap(worker, 1, boundary=True)], pauses=True)
+        limited = ProcessGroupCluster(timeout=4)
+        flight = limited.enqueue([swap(worker, 1, boundary=True)], pauses=True)
         flight.release(0)
         flight.boundary(0)
         if worker.rank == 1:

@@ -56,7 +56,7 @@ def following(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 def synchronize(cluster: Cluster, method: Method) -> None:
-    """Two steps: one at once, and one beside the computation, with a rest where the method allows one."""
+    """Two steps: one immediate, and one that overlaps the computation, with a rest where the method allows one."""
     states = [method.init_state(layout_of(LENGTH), torch.float32) for _ in cluster.local_ranks]
     for step in range(2):
         for rank, state in zip(cluster.local_ranks, states, strict=True):
@@ -104,8 +104,8 @@ def test_both_clusters_log_the_messages_of_the_ledger(following: None) -> None:
     for number, (lines, words, nbytes) in enumerate(simulated):
         parts = [rank[number] for rank in real]
         assert sorted(line for part, _, _ in parts for line in part) == sorted(lines)
-        for told, in_ledger, size in (*parts, (lines, words, nbytes)):
-            assert (sum(int(figures(line)[4]) for line in told), sum(int(figures(line)[5]) for line in told)) == (
+        for logged, in_ledger, size in (*parts, (lines, words, nbytes)):
+            assert (sum(int(figures(line)[4]) for line in logged), sum(int(figures(line)[5]) for line in logged)) == (
                 in_ledger,
                 size,
             )
@@ -166,6 +166,6 @@ def test_the_variable_prints_lines(value: str) -> None:
     done = subprocess.run(
         command, env={**os.environ, VARIABLE: value}, capture_output=True, text=True, timeout=240, check=True
     )
-    told = [figures(line) for line in done.stderr.splitlines()]
-    assert len(told) == (16 if value == "1" else 0)
-    assert sum(int(each[5]) for each in told) == (int(done.stdout) if value == "1" else 0)
+    logged = [figures(line) for line in done.stderr.splitlines()]
+    assert len(logged) == (16 if value == "1" else 0)
+    assert sum(int(each[5]) for each in logged) == (int(done.stdout) if value == "1" else 0)

@@ -146,10 +146,10 @@ def test_counts_and_round_trip() -> None:
 
 def costs(**changes: Any) -> StepCosts:
     seconds = dict.fromkeys((phase.value for phase in Phase), 0.0)
-    beside = seconds | {Phase.MERGE.value: 0.003, Phase.COMMUNICATE.value: 1.0}
+    hidden = seconds | {Phase.MERGE.value: 0.003, Phase.COMMUNICATE.value: 1.0}
     seconds |= {Phase.SELECT.value: 0.001, Phase.PACK.value: 0.002, Phase.MERGE.value: 0.002}
     values = {"rounds": 1.0, "words": 1.0, "bytes_sent": 1e6, "dense_bytes": 9e6, "peak_memory": 0.0}
-    return StepCosts(seconds=seconds, overlapped=beside, **{**values, **changes})
+    return StepCosts(seconds=seconds, overlapped=hidden, **{**values, **changes})
 
 
 def test_the_break_even_bandwidth_by_hand() -> None:

@@ -161,7 +161,7 @@ def test_kernels_are_recompiled_without_a_writable_cache(
 
 
 def _of_a_read_only_installation(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """A function whose file is in a directory that nobody can write to, not even root."""
+    """A function whose file is in a directory that no user can write to, not even root."""
     for variable in ("XDG_CACHE_HOME", "HOME"):
         monkeypatch.setenv(variable, "/proc/nowhere")
     monkeypatch.delenv("LOCAL_RANK", raising=False)

@@ -100,10 +100,10 @@ def _collectives(worker: Worker) -> Program[Tensor]:
     return tensor
 
 
-def _seconds(cluster: ProcessGroupCluster, program: Any, beside: bool) -> tuple[float, int, int, Tensor]:
+def _seconds(cluster: ProcessGroupCluster, program: Any, background: bool) -> tuple[float, int, int, Tensor]:
     """Of communication as the ledger has them, with its rounds and bytes, and the result."""
     (worker,), ledger = cluster.local_workers, cluster.ledgers[0]
-    if not beside:
+    if not background:
         result = cluster.run([program(worker)])[0]
         return ledger.seconds[Phase.COMMUNICATE], ledger.rounds, max(ledger.bytes_sent, ledger.bytes_received), result
     flight = cluster.enqueue([program(worker)])
@@ -112,14 +112,14 @@ def _seconds(cluster: ProcessGroupCluster, program: Any, beside: bool) -> tuple[
     return ledger.overlapped[Phase.COMMUNICATE], ledger.rounds, max(ledger.bytes_sent, ledger.bytes_received), result
 
 
-@pytest.mark.parametrize("beside", [False, True], ids=["in front", "beside"])
+@pytest.mark.parametrize("background", [False, True], ids=["in front", "background"])
 @pytest.mark.parametrize(
     ("program", "workers", "rounds", "nbytes"), [(_uneven, 2, 2, 80_000), (_collectives, 3, 8, 10_672)]
 )
-def test_no_round_is_over_too_early(program: Any, workers: int, rounds: int, nbytes: int, beside: bool) -> None:
+def test_no_round_is_over_too_early(program: Any, workers: int, rounds: int, nbytes: int, background: bool) -> None:
     def work(cluster: ProcessGroupCluster) -> Any:
         slow = ProcessGroupCluster(throttle=NETWORK)
-        return _seconds(slow, program, beside), _seconds(cluster, program, beside)
+        return _seconds(slow, program, background), _seconds(cluster, program, background)
 
     for slow, fast in run_workers(workers, work):
         assert slow[1:3] == fast[1:3] == (rounds, nbytes)

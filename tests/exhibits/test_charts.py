@@ -133,7 +133,7 @@ def test_an_axis_of_factors_needs_something_above_zero() -> None:
     assert axes.get_yscale() == "linear"
 
 
-def test_a_file_has_room_for_its_title_and_its_key(tmp_path: Path) -> None:
+def test_a_figure_fits_its_title_and_legend(tmp_path: Path) -> None:
     """One row leaves little; matplotlib would warn, and a warning is an error here."""
     chart = sheets.Dots("seconds", " in words" * 12)
     rows = {"model, row": [1.0, 2.0, 3.0, 4.0, 5.0]}
@@ -182,7 +182,7 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("seeing", SEEING)
-def test_series_are_told_apart(seeing: str) -> None:
+def test_series_can_be_distinguished(seeing: str) -> None:
     seen = [lab(np.clip(SEEING[seeing] @ linear(each), 0, 1)) for each in palette.SERIES]
     assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) > 12
 

@@ -101,14 +101,14 @@ def test_the_worst_case_counts() -> None:
 
 
 @pytest.mark.parametrize(("alone", "passes"), [((0.9, 0.91, 0.92), True), ((0.6, 0.61, 0.62), False)])
-def test_what_one_worker_alone_reaches_is_told(alone: tuple[float, ...], passes: bool) -> None:
+def test_the_result_of_a_single_worker_is_reported(alone: tuple[float, ...], passes: bool) -> None:
     """Where it passes the same test, a method that passes has only done no harm."""
     (ours,) = figures((0.9, 0.91, 0.92), against=[(0.9, 0.91, 0.92)])
-    without, beside = (rule("NoLoss").judge([each]) for each in (ours, ours._replace(floor=alone)))
-    assert beside.verdict is without.verdict
+    without, with_floor = (rule("NoLoss").judge([each]) for each in (ours, ours._replace(floor=alone)))
+    assert with_floor.verdict is without.verdict
     assert "single worker" not in without.reason
-    assert ("it passes the same test" in beside.reason) == passes
-    assert f"single worker without communication: {'0%' if passes else '-32.97%'}" in beside.reason
+    assert ("it passes the same test" in with_floor.reason) == passes
+    assert f"single worker without communication: {'0%' if passes else '-32.97%'}" in with_floor.reason
 
 
 @pytest.mark.parametrize(

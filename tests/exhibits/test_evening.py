@@ -120,7 +120,7 @@ def test_hours_by_hand() -> None:
 
 
 @pytest.mark.usefixtures("composing")
-def test_a_plan_of_trainings_is_told_in_hours(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_plan_of_trainings_is_reported_in_hours(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker alone takes a fourteenth; what --list says is their sum."""
     monkeypatch.setattr(working, "_perform", lambda *_: None)
     work = KNOWN["spardl.real_data"].jobs("evening")

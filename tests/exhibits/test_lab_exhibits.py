@@ -86,7 +86,7 @@ def test_a_lab_that_fails_says_why(answer: Any, said: bytes, reason: str) -> Non
 ROW = {"method": "none", "schedule": "wfbp", "groups": 5, "ideal": None, "compute": 1.25, "alpha": 0.002, "gbit": 0.9}
 
 
-def test_steps_beside_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_next_to_predictions(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lab, "in_lab", lambda **_: [{**ROW, "seconds": [2.0, 4.0, 2.5], "predicted": 2.0}])
     steps, start = lab.schedules(**SETTING)["sheets"]
     (found,) = table(steps)
@@ -121,7 +121,7 @@ def synchronized(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lab.synchronizations(**SETTING)
 
 
-def test_synchronizations_beside_counts(synchronized: Any) -> None:
+def test_synchronizations_next_to_counts(synchronized: Any) -> None:
     (made,) = synchronized["sheets"]
     torchs, ours = table(made)
     assert made["title"].endswith("n = 9, 0.5 Gbit/s")
@@ -253,7 +253,7 @@ def test_each_run_has_its_tables_and_equal_titles_share_one(script: str) -> None
     assert [(row[0], row[-1]) for row in made["rows"]] == [("floor", 1.0), ("ours", 2.5)]
 
 
-def test_what_a_bench_knows_beside_is_shown_and_torchrun_starts_several(script: str) -> None:
+def test_further_columns_are_shown_and_torchrun_starts_several(script: str) -> None:
     (made,) = lab.timed(script, (("a",),), "floor", 2, ("exact",))["sheets"]
     assert made["title"] == "a 2"
     assert made["columns"][-2:] == ["x floor", "exact"]

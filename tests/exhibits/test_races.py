@@ -164,13 +164,13 @@ def test_methods_take_turns_and_can_be_typed(scale: str, composing: None) -> Non
         assert choices.composed(*words.split(","))["optimizer"]["_target_"].endswith("AdamW")
 
 
-def test_the_plan_is_told_in_minutes(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_is_reported_in_minutes(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(working, "_perform", lambda *_: None)
     work = RACE.jobs("smoke")
     working.complete([*work, catalogue()["dear.lab"].job("smoke")], tmp_path, at_once=1)
     minutes = sum(job.expected or 0 for job in work) / 60
-    told = f"5 of 5 jobs to do: about {minutes:.1f} minutes, and 1 of unknown length\n"
-    assert capsys.readouterr().out == told
+    reported = f"5 of 5 jobs to do: about {minutes:.1f} minutes, and 1 of unknown length\n"
+    assert capsys.readouterr().out == reported
     assert RACE.cost("laptop").startswith("54 runs, about ")
 
 

@@ -143,7 +143,7 @@ def test_a_loss_that_is_not_finite() -> None:
         (None, "code of no known commit"),
     ],
 )
-def test_what_nobody_else_could_do_has_no_record(commit: str | None, words: str, tmp_path: Path) -> None:
+def test_results_that_others_cannot_repeat_have_no_record(commit: str | None, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
         records.record(computation(), result(tmp_path, commit=commit), tmp_path / "kept" / "laptop.jsonl")
     assert not (tmp_path / "kept").exists()

@@ -72,7 +72,7 @@ def test_to_watch_changes_nothing() -> None:
     assert [count for _, step, count in looks.seen if step == 0] == [20] * 3
 
 
-def test_a_watcher_is_told_of_every_average_or_of_some() -> None:
+def test_a_watcher_receives_all_or_some_averages() -> None:
     each, some = traces._Counts(), traces._Counts(every=3)
     averages, _ = (steps(watched.Watched.of(oktopk(), counts), 5) for counts in (each, some))
     assert each.sums == [len(average[0]) for average in averages]
@@ -108,15 +108,17 @@ def test_thresholds_by_hand() -> None:
     assert own.get_yscale() == "log"
 
 
-@pytest.mark.parametrize(("scale", "told"), [("laptop", "too short: 96 steps where 1000 are needed"), ("evening", "")])
-def test_what_is_watched_for_too_short_a_time_is_not_judged(scale: str, told: str, composing: None) -> None:
+@pytest.mark.parametrize(
+    ("scale", "complaint"), [("laptop", "too short: 96 steps where 1000 are needed"), ("evening", "")]
+)
+def test_what_is_watched_for_too_short_a_time_is_not_judged(scale: str, complaint: str, composing: None) -> None:
     exhibit = catalogue()["oktopk.thresholds"]
     data = {"k": 100, "local": [[300, 100]] * 4, "sums": [100] * 4}
     claim = next(each for each in load_all() if each.name == "Ok-Topk: thresholds")
     found = shown.results(dict.fromkeys(exhibit.jobs(scale), data))
     finding = judging.judge(claim, {exhibit.name: exhibit}, scale, found).finding
-    assert finding.verdict is (Verdict.UNJUDGED if told else Verdict.NOT)
-    assert told in finding.reason
+    assert finding.verdict is (Verdict.UNJUDGED if complaint else Verdict.NOT)
+    assert complaint in finding.reason
     assert ": 0% (" in finding.ours  # three models, each with the entries of a worker and the sums
     assert finding.ours.count("100% (") == 3  # and as often in the remarks on early evaluation
 
@@ -236,7 +238,7 @@ def test_distances_and_thresholds_of_vectors_by_hand() -> None:
     assert found["normal fit"] == pytest.approx(0.125 + 0.67449 * vector.std().item(), rel=1e-4)
 
 
-def test_gradients_are_told_from_residuals() -> None:
+def test_gradients_differ_from_residuals() -> None:
     """Equal workers lose nothing by selecting alone; and the norm is the gradient's, whatever waits."""
     trace, source = traces._Selections(last=2), torch.Generator().manual_seed(1)
     bench = harness.Bench.build(watched.Watched.of(EXACT_OKTOPK, trace), 3, 100)

@@ -77,7 +77,7 @@ def weights(model: nn.Module) -> Tensor:
 
 
 @contextmanager
-def overflow_is_told(here: object) -> Iterator[None]:
+def reports_overflow(here: object) -> Iterator[None]:
     """Expects one warning about a non-finite gradient if it was ``here``."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")

@@ -53,7 +53,7 @@ def adversarial(schedule: str, how: str, make: Callable[..., torch.optim.Optimiz
     return loop.end()
 
 
-def told(caught: list[warnings.WarningMessage]) -> list[str]:
+def texts_of(caught: list[warnings.WarningMessage]) -> list[str]:
     """Returns this library's warnings."""
     said = [str(each.message) for each in caught if not issubclass(each.category, ResourceWarning)]
     return [line for line in said if line.startswith("spardl")]
@@ -91,7 +91,7 @@ def test_passes_on_applied_gradients_leave_no_trace() -> None:
                 found += [torch.equal(adversarial(schedule, how, make), expected) for how in ("textbook", "discard")]
             expected = alone(generates=False, discards=False)
             found += [torch.equal(alone(generates=True, discards=each), expected) for each in (False, True)]
-        return [*found, not told(caught)]
+        return [*found, not texts_of(caught)]
 
     assert run_workers(2, work) == [[True] * 9] * 2
 
@@ -106,7 +106,7 @@ def cleared(schedule: str, passes: int) -> tuple[Tensor, list[str]]:
             for _ in range(max(0, min(2, passes - 2 * step))):
                 loop.optimizer.zero_grad()
                 loop.backward(1000 + step)
-    return loop.end(), told(caught)
+    return loop.end(), texts_of(caught)
 
 
 def test_averages_that_were_cleared_are_undone() -> None:
@@ -191,7 +191,7 @@ def one_module(*, discards: bool) -> tuple[list[str], bool, str]:
                 optimizers[each].step()
     with pytest.raises(ConfigError) as error, handle.discard([nn.Parameter(torch.ones(1))]):
         pass
-    return told(caught), all(rests), str(error.value)
+    return texts_of(caught), all(rests), str(error.value)
 
 
 def test_one_module_with_two_optimizers() -> None:
@@ -227,7 +227,7 @@ def clipped(limit: float, own: float | None, schedule: str, *, scaled: bool = Fa
                 return f"{step}: {error}"
             if scaler:
                 scaler.update()
-    return "; ".join(told(caught))
+    return "; ".join(texts_of(caught))
 
 
 def limited(*, twice: bool) -> Tensor:

@@ -138,7 +138,7 @@ def test_worker_lost_during_local_steps_raises_at_the_wait(tmp_path: Path, monke
             except Exception as error:
                 (tmp_path / "said").write_text(f"step {step + 1}: {type(error).__name__}: {error}")
                 os._exit(0)
-        raise AssertionError("nobody noticed")
+        raise AssertionError("no worker noticed")
 
     with pytest.raises(WorkerError, match="worker 1 was killed by SIGKILL"):
         run_workers(2, work)
@@ -178,23 +178,23 @@ def test_state_of_other_fragments_is_refused_without_changes() -> None:
         model, _, outer = streamed("spardl", rank)
         whole = spardl.Outer(model.named_parameters(), rule(model), "spardl", every=4, density=0.2)
         before = weights(model)
-        told = []
+        reported = []
         for into, saved in ((whole, outer), (outer, whole)):
             state = saved.state_dict()
             state["outer"]["weights"] = [weight + 1 for weight in state["outer"]["weights"]]
             with pytest.raises(ConfigError) as error:
                 into.load_state_dict(state)
-            told.append(str(error.value))
+            reported.append(str(error.value))
         outer.close()
         whole.close()
-        return "; ".join(told), same_bits(before, weights(model))
+        return "; ".join(reported), same_bits(before, weights(model))
 
-    told = (
+    reported = (
         "this state was saved with fragments=2, but this Outer has fragments=1; use the same number; "
         "this state was saved with fragments=1, but this Outer has fragments=2; use"
     )
     for found, same in run_workers(2, work):
-        assert found.startswith(told)
+        assert found.startswith(reported)
         assert same
 
 

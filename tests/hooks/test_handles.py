@@ -21,7 +21,7 @@ import spardl
 from spardl.basics.errors import ConfigError, SpardlError, WorkerError
 from spardl.clusters import ProcessGroupCluster
 from spardl.hooks.hook import Hook, hook
-from tests.hooks.loops import Ddp, Hooks, batches, loss_of, made, overflow_is_told, train, weights
+from tests.hooks.loops import Ddp, Hooks, batches, loss_of, made, reports_overflow, train, weights
 from tests.support.harness import run_workers
 
 SPARSE = {"method": "spardl", "density": 0.1, "bucket_mb": 0.001}
@@ -201,7 +201,7 @@ def test_a_lost_worker_ends_the_backward_pass(kind: str, tmp_path: Path, monkeyp
                 (tmp_path / "said").write_text(f"{type(error).__name__}: {error}")
                 os._exit(0)
             rule.step()
-        raise AssertionError("nobody noticed")
+        raise AssertionError("no worker noticed")
 
     with pytest.raises(WorkerError, match="worker 1 was killed by SIGKILL"):
         run_workers(2, work)
@@ -261,7 +261,7 @@ def test_a_disabled_scaler_is_none() -> None:
         scaler = torch.amp.GradScaler("cpu", enabled=False)
         synchronizer = spardl.Synchronizer([parameter], "spardl", density=0.5, scaler=scaler)
         parameter.backward(torch.full((10,), torch.inf if cluster.local_ranks[0] else 1.0))
-        with overflow_is_told(cluster.local_ranks[0]):
+        with reports_overflow(cluster.local_ranks[0]):
             synchronizer.wait()
         return bool(parameter.grad.isfinite().all()), synchronizer.stats().refused
 
@@ -357,5 +357,5 @@ def test_layers_unfrozen_after_attach_are_refused(moved: bool) -> None:
             said.append(str(error.value))
         return said
 
-    told = "0.weight was unfrozen after the model was wrapped in DDP, which does not average its gradient"
-    assert all(each.startswith(told) for said in run_workers(2, work) for each in said)
+    reported = "0.weight was unfrozen after the model was wrapped in DDP, which does not average its gradient"
+    assert all(each.startswith(reported) for said in run_workers(2, work) for each in said)

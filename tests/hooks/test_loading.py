@@ -188,8 +188,8 @@ def test_workers_compare_steps_after_a_load() -> None:
 def test_load_checks_run_in_few_steps() -> None:
     """They run in each of the first 20 steps, then in every 16th."""
     worker, loads = Worker(0, 2), LoadChecks()
-    told = [step for step in range(1, 101) if loads.step(worker, dict, torch.device("cpu"))]
-    assert told == [*range(1, 21), 33, 49, 65, 81, 97]
+    reported = [step for step in range(1, 101) if loads.step(worker, dict, torch.device("cpu"))]
+    assert reported == [*range(1, 21), 33, 49, 65, 81, 97]
     assert not LoadChecks().step(Worker(0, 1), dict, torch.device("cpu"))
 
 

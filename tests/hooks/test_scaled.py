@@ -12,7 +12,7 @@ from torch.amp.grad_scaler import GradScaler
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, overflow_is_told, weights
+from tests.hooks.loops import Ddp, Hooks, Path, batches, loss_of, made, reports_overflow, weights
 from tests.support.harness import run_workers
 
 PATHS: dict[str, type[Path]] = {"ddp": Ddp, "hooks": Hooks}
@@ -129,7 +129,7 @@ def test_overflow_without_scaler_is_skipped_and_counted() -> None:
             first = synchronizer.stats().steps == 0
             parameter.grad = None
             parameter.backward(torch.full((10,), torch.inf if cluster.local_ranks[0] else 1.0))
-            with overflow_is_told(first and cluster.local_ranks[0]):
+            with reports_overflow(first and cluster.local_ranks[0]):
                 synchronizer.wait()
         return bool(parameter.grad.isfinite().all()), synchronizer.stats().refused
 
@@ -148,7 +148,7 @@ def test_overflowing_sum_reaches_scaler_and_returns_to_residual() -> None:
         for gradient in (4e4, 4.0, 4.0):
             parameter.grad = None
             parameter.backward(torch.full((10,), gradient).half())
-            with overflow_is_told(gradient > 4):
+            with reports_overflow(gradient > 4):
                 synchronizer.wait()
             assert parameter.grad is not None
             found.append(float(parameter.grad[0]))

@@ -101,7 +101,7 @@ def test_receivers_hold_the_bits_of_the_source(
         assert synced.changed == (ENTRIES if dense else changed)
         assert synced.patch_bytes == (2 * ENTRIES if dense else small)
         assert not synced.stale
-        # Each receiver receives the patch once, and nobody anything else.
+        # Each receiver receives the patch once; no other message is sent.
         assert group.sent() - sent == synced.patch_bytes * (workers - 1) + overhead(workers)
 
 

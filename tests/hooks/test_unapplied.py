@@ -22,7 +22,7 @@ from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
 from tests.support.harness import run_workers
 
 
-def told(work: Callable[[], Any]) -> str:
+def error_of(work: Callable[[], Any]) -> str:
     """Returns the error or the warnings, if any."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -341,7 +341,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 def test_mistakes_in_loops_raise_or_warn() -> None:
-    found = run_workers(2, lambda cluster: {name: told(work) for name, (work, _) in CASES.items()})
+    found = run_workers(2, lambda cluster: {name: error_of(work) for name, (work, _) in CASES.items()})
     for name, (_, words) in CASES.items():
         for line in (each[name] for each in found):
             assert words in line if words else line == "", (name, line)

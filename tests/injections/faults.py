@@ -48,7 +48,7 @@ from tests.injections.strikes import (
     tensors,
     write_nonsense,
 )
-from tests.support.driver import Beside
+from tests.support.driver import BackgroundRun
 
 
 @dataclass(frozen=True)
@@ -76,8 +76,8 @@ class Fault:
     name: str
     injections: int
     tried: int
-    strike: Callable[[Scene, Sequence[Beside]], None]
-    start: Callable[..., contextlib.AbstractContextManager[list[Beside]]] = started_here
+    strike: Callable[[Scene, Sequence[BackgroundRun]], None]
+    start: Callable[..., contextlib.AbstractContextManager[list[BackgroundRun]]] = started_here
     codes: tuple[int, ...] = (1,)
     says: str = ""
     after: Callable[[Scene], str] = nothing

@@ -81,7 +81,7 @@ def _change(change: Callable[[list[Injection]], list[Injection]]) -> None:
 
 @contextmanager
 def _alone() -> Iterator[None]:
-    """Several may run beside each other, each with a part of the faults."""
+    """Several may run at the same time, each with a part of the faults."""
     descriptor = os.open(RESULTS.parent, os.O_RDONLY)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)

@@ -13,7 +13,7 @@ import torch.distributed as dist
 import trainer.trainer as training
 from spardl.clusters import ProcessGroupCluster
 from spardl.clusters.process_group import Channel
-from tests.support.driver import Beside, wait_until
+from tests.support.driver import BackgroundRun, wait_until
 from trainer.checkpoint import list_checkpoints
 from trainer.learner import Learner
 from trainer.rendezvous import Rendezvous
@@ -189,7 +189,7 @@ class Scene:
         if messages:
             Channel.communicate = communicated  # type: ignore[method-assign]
 
-    def victim(self, runs: Sequence[Beside]) -> int:
+    def victim(self, runs: Sequence[BackgroundRun]) -> int:
         """A random worker of this machine; the error has to name it."""
         self.named = self.draw.randrange(self.size)
         return runs[0].workers()[self.named]

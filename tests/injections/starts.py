@@ -19,7 +19,7 @@ import trainer.checkpoint as checkpointing
 from scripts.labs.first_process import Lab, tool
 from tests.injections.scene import EVERY, LATEST, Scene
 from tests.support import labs
-from tests.support.driver import Beside, beside
+from tests.support.driver import BackgroundRun, background_run
 from trainer.observers import Observer, Wandb
 from trainer.runs import Run
 
@@ -27,7 +27,7 @@ NEW_NETWORK = 0x40000000  # CLONE_NEWNET
 
 
 @contextmanager
-def started_here(scene: Scene, *words: str, before: Callable[[], None] = lambda: None) -> Iterator[list[Beside]]:
+def started_here(scene: Scene, *words: str, before: Callable[[], None] = lambda: None) -> Iterator[list[BackgroundRun]]:
     """The run with workers that it starts by itself."""
 
     hold = scene.holding()
@@ -36,12 +36,12 @@ def started_here(scene: Scene, *words: str, before: Callable[[], None] = lambda:
         hold(0)
         before()
 
-    with beside(*scene.words, *words, folder=scene.logs / "run", before=prepare) as run:
+    with background_run(*scene.words, *words, folder=scene.logs / "run", before=prepare) as run:
         yield [run]
 
 
 @contextmanager
-def started_with_sigchld_ignored(scene: Scene, *words: str) -> Iterator[list[Beside]]:
+def started_with_sigchld_ignored(scene: Scene, *words: str) -> Iterator[list[BackgroundRun]]:
     """The run as started by a parent that ignores SIGCHLD, which a new process inherits."""
 
     def ignore() -> None:
@@ -52,7 +52,7 @@ def started_with_sigchld_ignored(scene: Scene, *words: str) -> Iterator[list[Bes
 
 
 @contextmanager
-def dying_while_it_saves(scene: Scene, *words: str) -> Iterator[list[Beside]]:
+def dying_while_it_saves(scene: Scene, *words: str) -> Iterator[list[BackgroundRun]]:
     """The run with a worker that is killed while it writes a file of a checkpoint, or right after that."""
     step = EVERY * scene.draw.randrange(1, LATEST // EVERY + 1)
     name = scene.draw.choice(["shared.pt", "manifest.json", *(f"rank-{rank}.pt" for rank in range(scene.size))])
@@ -76,8 +76,8 @@ def dying_while_it_saves(scene: Scene, *words: str) -> Iterator[list[Beside]]:
 
 
 @contextmanager
-def started_in_a_lab(scene: Scene, *words: str) -> Iterator[list[Beside]]:
-    """The run with each worker in a network namespace of its own; nobody's child, as with torchrun."""
+def started_in_a_lab(scene: Scene, *words: str) -> Iterator[list[BackgroundRun]]:
+    """The run with each worker in a separate network namespace, without a common parent, as with torchrun."""
     if reason := labs.missing():
         pytest.skip(reason)
     with ExitStack() as stack:
@@ -89,7 +89,7 @@ def started_in_a_lab(scene: Scene, *words: str) -> Iterator[list[Beside]]:
         hold = scene.holding()
         yield [
             stack.enter_context(
-                beside(
+                background_run(
                     *scene.words, *words, folder=scene.logs / f"rank-{rank}", before=_joining(scene, rank, place, hold)
                 )
             )
@@ -144,7 +144,7 @@ def unmount(path: Path) -> None:
 
 
 @contextmanager
-def with_a_folder_of_wandb_that_is_not_writable(scene: Scene, *words: str) -> Iterator[list[Beside]]:
+def with_a_folder_of_wandb_that_is_not_writable(scene: Scene, *words: str) -> Iterator[list[BackgroundRun]]:
     """The run with a file, or a folder of which nothing can be changed, where W&B wants to write."""
     if os.geteuid():
         pytest.skip("needs root, to mount a folder that is not writable")
@@ -169,7 +169,7 @@ def with_a_folder_of_wandb_that_is_not_writable(scene: Scene, *words: str) -> It
 
 
 @contextmanager
-def without_a_server_of_wandb(scene: Scene, *words: str) -> Iterator[list[Beside]]:
+def without_a_server_of_wandb(scene: Scene, *words: str) -> Iterator[list[BackgroundRun]]:
     """The run with a key for W&B, on a machine without a network, or with a server that refuses or says nothing."""
     if os.geteuid():
         pytest.skip("needs root, to leave the network")

@@ -15,36 +15,36 @@ from pathlib import Path
 
 from scripts.labs.first_process import tool
 from tests.injections.scene import LONG, Scene
-from tests.support.driver import Beside, beside, pending, processes, wait_until
+from tests.support.driver import BackgroundRun, background_run, pending, processes, wait_until
 from trainer.checkpoint import list_checkpoints
 
 
-def kill_a_worker(scene: Scene, runs: Sequence[Beside]) -> None:
+def kill_a_worker(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     os.kill(scene.victim(runs), signal.SIGKILL)
 
 
-def stop_a_worker(scene: Scene, runs: Sequence[Beside]) -> None:
+def stop_a_worker(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     os.kill(scene.victim(runs), signal.SIGSTOP)
 
 
-def kill_the_launcher(scene: Scene, runs: Sequence[Beside]) -> None:
+def kill_the_launcher(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     os.kill(runs[0].pid, signal.SIGKILL)
 
 
-def ask_the_launcher(scene: Scene, runs: Sequence[Beside]) -> None:
+def ask_the_launcher(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     os.kill(runs[0].pid, scene.draw.choice([signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP]))
 
 
-def ask_everybody(scene: Scene, runs: Sequence[Beside]) -> None:
+def ask_everybody(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     """As a terminal that closes, or a scheduler that signals all processes of a job."""
     runs[0].kill(scene.draw.choice([signal.SIGTERM, signal.SIGHUP]))
 
 
-def press_ctrl_c(scene: Scene, runs: Sequence[Beside]) -> None:
+def press_ctrl_c(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     runs[0].kill(signal.SIGINT)
 
 
-def press_ctrl_c_twice(scene: Scene, runs: Sequence[Beside]) -> None:
+def press_ctrl_c_twice(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     """The first has no effect, because a worker stands still."""
     victim = scene.victim(runs)
     os.kill(victim, signal.SIGSTOP)
@@ -54,15 +54,15 @@ def press_ctrl_c_twice(scene: Scene, runs: Sequence[Beside]) -> None:
     runs[0].kill(signal.SIGINT)
 
 
-def kill_all(scene: Scene, runs: Sequence[Beside]) -> None:
+def kill_all(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     runs[0].kill()
 
 
-def await_the_death(scene: Scene, runs: Sequence[Beside]) -> None:
+def await_the_death(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     wait_until(lambda: len(runs[0].workers()) < scene.size or runs[0].ended())
 
 
-def fill_the_disk(scene: Scene, runs: Sequence[Beside]) -> None:
+def fill_the_disk(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     """Leaves less room than a checkpoint needs; takes what becomes free when old ones go, too."""
     whole = sum(path.stat().st_size for path in list_checkpoints(scene.finished / "checkpoints")[-1].iterdir())
     room = int(scene.draw.choice([0.0, scene.draw.random()]) * 0.9 * whole)
@@ -81,11 +81,11 @@ def filler(scene: Scene) -> Path:
     return scene.outputs / ".filler"
 
 
-def kill_wandb(scene: Scene, runs: Sequence[Beside]) -> None:
+def kill_wandb(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     signal_wandb(runs[0], signal.SIGKILL)
 
 
-def stop_wandb(scene: Scene, runs: Sequence[Beside]) -> None:
+def stop_wandb(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     """What stands still cannot end by itself: it is killed when the run has ended."""
     found = signal_wandb(runs[0], signal.SIGSTOP)
     scene.gate.touch()
@@ -94,8 +94,8 @@ def stop_wandb(scene: Scene, runs: Sequence[Beside]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def signal_wandb(run: Beside, signum: int) -> list[int]:
-    """Sends a signal to the processes that W&B starts, perhaps beside the training; returns them."""
+def signal_wandb(run: BackgroundRun, signum: int) -> list[int]:
+    """Sends a signal to the processes that W&B starts, possibly also to the training; returns them."""
     wait_until(lambda: services(run) or run.ended())
     found = services(run)
     assert found, run.stderr
@@ -104,25 +104,25 @@ def signal_wandb(run: Beside, signum: int) -> list[int]:
     return found
 
 
-def services(run: Beside) -> list[int]:
+def services(run: BackgroundRun) -> list[int]:
     workers = {str(pid) for pid in run.workers()}
     return [pid for pid, fields in processes().items() if fields[3] in workers and fields[1].startswith("wandb")]
 
 
-def let_it_be(scene: Scene, runs: Sequence[Beside]) -> None:
+def let_it_be(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     """The run is in trouble from its beginning."""
 
 
-def cut_the_link(scene: Scene, runs: Sequence[Beside]) -> None:
+def cut_the_link(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     """Takes down the link of a random worker."""
     turn_the_link(scene, "down")
 
 
-def cut_the_link_briefly(scene: Scene, runs: Sequence[Beside]) -> None:
+def cut_the_link_briefly(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     cut_the_link_for(scene, scene.draw.uniform(0.2, 2.0))
 
 
-def cut_the_link_for_three_seconds(scene: Scene, runs: Sequence[Beside]) -> None:
+def cut_the_link_for_three_seconds(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     cut_the_link_for(scene, 3.0)
 
 
@@ -172,7 +172,7 @@ def refuse_a_foreign_checkpoint(scene: Scene) -> str:
     content = json.loads(own)
     content["checkpoint"]["run"] = "0123456789"
     manifest.write_text(json.dumps(content))
-    with beside(*scene.words, folder=scene.logs / "refused") as run:
+    with background_run(*scene.words, folder=scene.logs / "refused") as run:
         assert run.wait() in (1, 2), run.stderr
         reason = "it was saved by run 0123456789, but this is run"
         refusal = rf"error: .*{re.escape(str(manifest.parent))} cannot be used: {reason} .*\n"

@@ -27,7 +27,7 @@ from tests.injections import record
 from tests.injections.faults import FAULTS, Fault
 from tests.injections.record import HOW, Injection, between, figures, planned, read_results, rules
 from tests.injections.scene import EVERY, LATEST, LONG, RUN, TIMEOUT, Scene, Setup
-from tests.support.driver import Beside, beside, only_run, results, summary, wait_until
+from tests.support.driver import BackgroundRun, background_run, only_run, results, summary, wait_until
 from trainer.checkpoint import find_checkpoint, verify_checkpoint
 
 WRITING = os.environ.get("SPARDL_WRITE_RELIABILITY", "")
@@ -55,7 +55,7 @@ class _Finished(dict[Setup, Path]):
     def __missing__(self, setup: Setup) -> Path:
         folder = self._folders.mktemp("finished")
         words = (*words_of(setup), f"output_dir={folder / 'out'}")
-        with beside(*words, folder=folder / "log") as run:
+        with background_run(*words, folder=folder / "log") as run:
             assert run.wait() == 0, run.stderr
         self[setup] = only_run(folder / "out")
         return self[setup]
@@ -87,7 +87,7 @@ def contents(folder: Path) -> dict[str, str]:
     return {str(path.relative_to(folder)): checksum(path) for path in folder.rglob("*") if path.is_file()}
 
 
-def strike(fault: Fault, scene: Scene, runs: list[Beside]) -> tuple[float, list[Path]]:
+def strike(fault: Fault, scene: Scene, runs: list[BackgroundRun]) -> tuple[float, list[Path]]:
     """Waits for the moment and causes the fault; returns when, and the checkpoints that were whole by then."""
     moment = scene.draw.randrange(fault.earliest, LATEST + 1)
     wait_until(lambda: arrived(scene, moment) or any(run.ended() for run in runs))
@@ -102,7 +102,7 @@ def arrived(scene: Scene, moment: int) -> bool:
     return scene.reached.exists() if scene.phase else scene.logged >= moment
 
 
-def await_the_end(fault: Fault, scene: Scene, runs: list[Beside]) -> list[int]:
+def await_the_end(fault: Fault, scene: Scene, runs: list[BackgroundRun]) -> list[int]:
     """All end in time, as expected, each with no more than the words that are expected; returns their exit codes."""
     codes = [run.wait(LONG if fault.survived else BOUND) for run in runs]
     assert {*codes} <= {*fault.codes}, [run.stderr for run in runs]
@@ -133,7 +133,7 @@ def go_on(fault: Fault, scene: Scene) -> int:
     start = find_checkpoint(folder / "checkpoints", scene.size)[0] if folder else None
     again = done - (int(start.name.removeprefix("step-")) if start else 0)
     assert 0 <= again <= fault.keeps * EVERY
-    with beside(*scene.words, folder=scene.logs / "again") as run:
+    with background_run(*scene.words, folder=scene.logs / "again") as run:
         assert run.wait() == 0, run.stderr
         assert re.fullmatch(expected, run.stderr), run.stderr
     return again

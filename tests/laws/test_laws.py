@@ -230,7 +230,7 @@ def test_cost_of_spardl_without_teams(workers: int) -> None:
 
 @pytest.mark.parametrize("workers", [2, 3, 8])
 def test_bytes_at_density_one_percent(workers: int) -> None:
-    """9.4 bits for an index beside the 32 of its value, 16 on a shorter wire; counts are few."""
+    """9.4 bits for an index in addition to the 32 of its value, 16 on a shorter wire; counts are few."""
     length = 20_000
     for wire, value in ((EXACT, 4), (Wire("bfloat16"), 2)):
         for method in {type(one.communicator): one for one in reversed(sparse_methods(workers, 0.01))}.values():

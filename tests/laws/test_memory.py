@@ -28,12 +28,12 @@ class Need(NamedTuple):
     Attributes:
         peak: at once, in torch's memory.
         largest: of one tensor.
-        beside: at once, in numpy's and numba's memory.
+        outside_torch: at once, in numpy's and numba's memory.
     """
 
     peak: int
     largest: int
-    beside: int
+    outside_torch: int
 
 
 def needed(bench: Bench, gradients: list[Tensor]) -> Need:
@@ -42,7 +42,7 @@ def needed(bench: Bench, gradients: list[Tensor]) -> Need:
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             bench.step(gradients)
         # The profiler's own Python objects come after the step.
-        beside = tracemalloc.get_traced_memory()[1]
+        outside_torch = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
     results: Any = profile.profiler.kineto_results
@@ -51,7 +51,7 @@ def needed(bench: Bench, gradients: list[Tensor]) -> Need:
     for event in sorted(events, key=lambda event: event.start_ns()):
         now += event.nbytes()
         peak = max(peak, now)
-    return Need(peak, max(event.nbytes() for event in events), beside)
+    return Need(peak, max(event.nbytes() for event in events), outside_torch)
 
 
 def steady(workers: int) -> Need:
@@ -80,7 +80,7 @@ def test_nothing_as_long_as_the_gradient(
     need = steady(workers)
     assert need.peak <= peak * workers * GRADIENT
     assert need.largest <= largest * GRADIENT
-    assert need.beside <= 0.06 * workers * GRADIENT
+    assert need.outside_torch <= 0.06 * workers * GRADIENT
 
 
 def test_what_is_measured_is_seen() -> None:
@@ -102,7 +102,7 @@ def test_what_is_measured_is_seen() -> None:
 
     need = needed(Wasteful(), [torch.zeros(LENGTH)])  # type: ignore[arg-type]
     assert GRADIENT <= need.largest <= need.peak <= 1.01 * GRADIENT
-    assert GRADIENT <= need.beside <= 1.01 * GRADIENT
+    assert GRADIENT <= need.outside_torch <= 1.01 * GRADIENT
 
 
 def held(model: nn.Module) -> int:

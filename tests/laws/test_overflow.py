@@ -102,9 +102,9 @@ def weather(bench: Bench, length: int, dtype: torch.dtype, strength: float, seed
         assert all(bool(vector.isfinite().all()) for vector in carried(bench))
         assert bool(to_dense(averages[0]).isfinite().all())
         counted = [state.refused - count for state, count in zip(bench.states, before, strict=True)]
-        told = [state.overflowed for state in bench.states]
-        assert len(set(told)) == 1
-        assert all(int(own or told[0]) <= count <= int(possible) for own, count in zip(due, counted, strict=True))
+        flags = [state.overflowed for state in bench.states]
+        assert len(set(flags)) == 1
+        assert all(int(own or flags[0]) <= count <= int(possible) for own, count in zip(due, counted, strict=True))
 
 
 def reach(state: MethodState, gradient: Tensor) -> float:

@@ -91,13 +91,13 @@ def names(library: Library) -> list[Named]:
 # --- the pages
 
 
-def test_every_name_that_users_are_told_of_is_there(library: Library) -> None:
+def test_every_documented_name_exists(library: Library) -> None:
     public = {f"spardl.{name}" for name in library.package.exports if name != "__version__"}
     assert public <= {entry.path for entry in library.entries}
-    told = {path for page in _told() for path in _imported(page)}
-    assert len(told) > 3
+    reported = {path for page in _documented_pages() for path in _imported(page)}
+    assert len(reported) > 3
     known = library.by_target.keys()
-    assert not [path for path in told if _is_ours(path) and _defined(library, path) not in known]
+    assert not [path for path in reported if _is_ours(path) and _defined(library, path) not in known]
 
 
 def _is_ours(path: str) -> bool:
@@ -106,7 +106,7 @@ def _is_ours(path: str) -> bool:
     return path.startswith("spardl.") and f"{place}.py" not in files_of_the_page()
 
 
-def _told() -> Iterator[str]:
+def _documented_pages() -> Iterator[str]:
     """The Python code of docs and examples."""
     for page in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
         yield from re.findall(r"^```python\n(.*?)^```$", page.read_text(), flags=re.DOTALL | re.MULTILINE)

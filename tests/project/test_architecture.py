@@ -63,7 +63,7 @@ def test_the_house_has_few_rooms_each_with_its_sentence() -> None:
         assert ast.get_docstring(ast.parse((ROOT / "spardl" / room / "__init__.py").read_text())), room
 
 
-def test_a_room_knows_only_those_below_it() -> None:
+def test_a_package_imports_only_lower_ones() -> None:
     for module, known in imports().items():
         for other in known if module != "spardl" else ():
             assert other != "spardl", module

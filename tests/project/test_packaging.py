@@ -128,8 +128,8 @@ def test_an_editable_install_lets_scripts_run_from_anywhere(built: Path, tmp_pat
     source, environment = built / "source", tmp_path / "venv"
     venv.create(environment, with_pip=True)
     run(environment / "bin" / "pip", "install", "-q", "--no-deps", "-e", source, cwd=tmp_path)
-    told = run(environment / "bin" / "python", source / "scripts" / "netlab.py", "--help", cwd=tmp_path)
-    assert "python scripts/netlab.py run --workers 4" in told
+    reported = run(environment / "bin" / "python", source / "scripts" / "netlab.py", "--help", cwd=tmp_path)
+    assert "python scripts/netlab.py run --workers 4" in reported
 
 
 def requirements(lines: Iterable[str]) -> list[str]:

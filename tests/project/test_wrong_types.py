@@ -125,26 +125,26 @@ def _refused_by_handles(cluster: ProcessGroupCluster) -> list[tuple[str, str]]:
     called = places(spardl.all_reduce, "all_reduce", tensor=torch.ones(3))
     copied = places(spardl.WeightSync, "WeightSync", parameters=own["parameters"])
     processes = places(ProcessGroupCluster, "ProcessGroupCluster")
-    told = []
+    reported = []
     for place in (*attached, *alone, *outer, *called, *copied, *processes):
         # Any tensor, any group, and any device that torch knows, will do; torch's own words are enough for others.
         for value in place.wrong() if place.name.split(".")[1] not in ("group", "device", "tensor") else ():
             try:
                 place.make(value)
-                told.append((place.name, f"takes {value!r}"))
+                reported.append((place.name, f"takes {value!r}"))
             except ConfigError as error:
-                told.append((place.name, str(error)))
+                reported.append((place.name, str(error)))
     for make in (ProcessGroupCluster, partial(spardl.Synchronizer, own["parameters"])):
         with pytest.raises(ConfigError, match="group must be a ProcessGroup or None, got 'gloo'"):
             make(group="gloo")
     other = torch.optim.SGD([nn.Parameter(torch.ones(1))])
     with pytest.raises(ConfigError, match="optimizer updates no item of parameters"):
         spardl.Outer(model.parameters(), other, "none")
-    return told
+    return reported
 
 
 def test_handles_and_clusters_of_processes_refuse_wrong_types() -> None:
-    (told,) = run_workers(1, _refused_by_handles)
+    (reported,) = run_workers(1, _refused_by_handles)
     common = ("method", "bucket_mb", "timeout", "scaler", "schedule", "optimizer", "clip_norm", "ranks_per_node")
     counts = ("every", "lr", "momentum", "fragments", "delay", "mixing")
     wanted: dict[str, tuple[str, ...]] = {
@@ -155,5 +155,5 @@ def test_handles_and_clusters_of_processes_refuse_wrong_types() -> None:
         "WeightSync": ("parameters", "source"),
         "ProcessGroupCluster": ("timeout", "throttle", "streams"),
     }
-    assert {name for name, _ in told} == {f"{of}.{name}" for of, names in wanted.items() for name in names}
-    assert not [line for line in told if line[1].startswith("takes") or "\n" in line[1]]
+    assert {name for name, _ in reported} == {f"{of}.{name}" for of, names in wanted.items() for name in names}
+    assert not [line for line in reported if line[1].startswith("takes") or "\n" in line[1]]

@@ -17,7 +17,7 @@ from spardl.schedules import LayerFusion, MgWfbp, Wfbp
 from spardl.schedules.measured import Groups, Measuring
 from tests.schedules.loops import Loop
 from tests.schedules.test_measured import ENTRIES
-from tests.support.driver import beside, composed, here, results, steps_logged, summary, wait_until
+from tests.support.driver import background_run, composed, here, results, steps_logged, summary, wait_until
 from tests.support.harness import run_workers, spardl
 from tests.trainer.toy import plan, trainer
 from trainer.experiment import experiment_id
@@ -71,7 +71,7 @@ def test_a_run_writes_its_groups_and_others_use_them(name: str, tmp_path: Path) 
     assert not (run_of(tmp_path / "b") / "groups.json").exists()
     # An interruption does not matter either: a run that measures would measure again.
     again = (*words, f"output_dir={tmp_path / 'd'}", "resume=auto")
-    with beside(*again, folder=tmp_path / "log") as run:
+    with background_run(*again, folder=tmp_path / "log") as run:
         wait_until(lambda: run.ended() or ((tmp_path / "d").exists() and steps_logged(tmp_path / "d") >= 4))
         run.kill()
         run.wait()

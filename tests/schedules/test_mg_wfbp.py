@@ -40,7 +40,7 @@ def test_is_the_algorithm_of_the_paper(data: st.DataObject, layers: int, startup
         ([3.0, 2.0, 1.0], 1.5, [(0, 3)]),  # each waits 1, which is less than the start-up
         ([3.0, 2.0, 1.0], 1.0, [(0, 1), (1, 2), (2, 3)]),  # as long as the start-up: no gain
         ([9.0, 1.0, 1.0], 1.0, [(0, 1), (1, 3)]),
-        ([9.0, 1.0, 1.0], 0.0, [(0, 1), (1, 3)]),  # no start-up to save, but nobody waits either
+        ([9.0, 1.0, 1.0], 0.0, [(0, 1), (1, 3)]),  # no start-up time to save, and no waiting
         ([2.0, 9.0, 1.0], 0.5, [(0, 2), (2, 3)]),  # layer 0 is there before layer 1
     ],
 )

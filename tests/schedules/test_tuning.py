@@ -110,10 +110,10 @@ def unbroken() -> Tuner:
     return tuned(stepped(9, 0.5), seed=3, trials=6)
 
 
-@pytest.mark.parametrize("told", [0, 1, 4, 6])
-def test_a_tuner_that_was_saved_goes_on_as_if_it_had_not_been(told: int, unbroken: Tuner) -> None:
+@pytest.mark.parametrize("measured", [0, 1, 4, 6])
+def test_a_tuner_that_was_saved_goes_on_as_if_it_had_not_been(measured: int, unbroken: Tuner) -> None:
     first = Tuner(LOW, HIGH, START, 6, 3)
-    for _ in range(told):
+    for _ in range(measured):
         first.tell(stepped(9, 0.5)(first.proposal))
     second = Tuner(LOW, HIGH, START, 6, 3)
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))

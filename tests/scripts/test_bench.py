@@ -174,7 +174,7 @@ def test_bad_input_is_one_line(words: str, reason: str, capsys: Any, monkeypatch
 
 
 @pytest.mark.parametrize("words", ["sync", "overlap --gbit 1 --model profile:x", "hooks", ACCURACY])
-def test_who_is_no_worker_is_told_so(words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+def test_a_process_that_is_no_worker_is_refused(words: str, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.delenv("RANK", raising=False)
     assert bench.main(words.split()) == 2
     reason = "error: no RANK in the environment; start this with scripts/netlab.py run or torchrun\n"

@@ -179,7 +179,7 @@ def test_plans_that_cannot_be(tmp_path: Path, content: dict[str, Any], words: st
         tasks_in(tmp_path / "plan.yaml")
 
 
-def test_a_record_of_another_run_is_told(filled: Path) -> None:
+def test_a_record_of_another_run_is_reported(filled: Path) -> None:
     task = Task("toy", "a toy", WORDS, "loss", True, (1,), LINES[2:3])
     with choices.composing():
         assert learning.stale([task], on_record(filled)) == [task.first()[0].command]
@@ -217,7 +217,7 @@ def test_commands_that_cannot_be(words: str, complaint: str, program: Any) -> No
     assert program("learning", *words.split()) == (2, "", f"error: {complaint}\n")
 
 
-def test_a_row_of_which_nothing_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
+def test_a_row_without_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, program: Any) -> None:
     plan = {"rows": {"dense": "", "alone": "", "published": "compresor=none"}, "tasks": {}}
     plan["tasks"]["toy"] = {"title": "", "words": "cluster.workers=2", "metric": "loss", "lower": True, "seeds": [1]}
     plan["tasks"]["toy"] |= {"rates": {name: [1] for name in plan["rows"]}, "compared": {}}

@@ -27,7 +27,7 @@ from tests.support.labs import (
     ROOT,
     TERMINATED,
     TIMED_OUT,
-    Beside,
+    BackgroundRun,
     Started,
     in_a_lab,
     lab,
@@ -83,7 +83,7 @@ RING = PAYLOAD * 2 * 3 / 4
 
 
 @pytest.fixture
-def beside(tmp_path: Path) -> Iterator[Started]:
+def background_lab(tmp_path: Path) -> Iterator[Started]:
     started = Started(tmp_path)
     yield started
     started.end()
@@ -96,8 +96,8 @@ def test_links_have_the_bandwidth_and_count_the_bytes(tmp_path: Path) -> None:
     program.write_text(TRANSFERS)
     done = run("--json", str(file), "--", sys.executable, "-W", "ignore", str(program), workers=4, gbit="1")
     assert done.returncode == 0, done.stderr
-    told = [line[line.index("{") :] for line in [done.stdout, *done.stderr.splitlines()] if '{"rank"' in line]
-    lines = sorted((json.loads(line) for line in told), key=lambda line: line["rank"])
+    reported = [line[line.index("{") :] for line in [done.stdout, *done.stderr.splitlines()] if '{"rank"' in line]
+    lines = sorted((json.loads(line) for line in reported), key=lambda line: line["rank"])
     assert [line["rank"] for line in lines] == list(range(4))
     for line in lines:
         seconds, _, received = line["all_reduce"]
@@ -126,9 +126,9 @@ def test_lines_of_workers_carry_their_rank(options: tuple[str, ...]) -> None:
     script = f"echo {words} $(readlink /proc/self/ns/net) $(ls /sys/class/net)"
     done = run(*options, "--", "sh", "-c", script, workers=3, gbit="0.5")
     assert done.returncode == 0, done.stderr
-    told = sorted(line for line in done.stderr.splitlines() if line.startswith("["))
-    assert [line[:6] for line in told] == ["[1] 1 ", "[2] 2 "]
-    fields = [line.split() for line in (done.stdout, *(line[4:] for line in told))]
+    reported = sorted(line for line in done.stderr.splitlines() if line.startswith("["))
+    assert [line[:6] for line in reported] == ["[1] 1 ", "[2] 2 "]
+    fields = [line.split() for line in (done.stdout, *(line[4:] for line in reported))]
     assert [" ".join(row[:6]) for row in fields] == [f"{rank} 3 {rank} 3 10.77.0.1 eth0" for rank in range(3)]
     assert len({row[6] for row in fields} | {str(Path("/proc/self/ns/net").readlink())}) == 4
     assert [row[7:] for row in fields] == [["eth0", "lo"]] * 3
@@ -178,10 +178,10 @@ def test_the_timeout_ends_all() -> None:
 @in_a_lab
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, TERMINATED)])
 def test_an_interrupted_lab_ends_its_workers_with_sigterm(
-    beside: Started, number: signal.Signals, code: int, tmp_path: Path
+    background_lab: Started, number: signal.Signals, code: int, tmp_path: Path
 ) -> None:
     script = f"trap 'touch {tmp_path}/ended$RANK; exit 0' TERM; touch {tmp_path}/ready$RANK; sleep 77 & wait"
-    one = beside(script=script)
+    one = background_lab(script=script)
     until(lambda: (tmp_path / "ready0").exists() and (tmp_path / "ready1").exists())
     one.process.send_signal(number)
     assert one.process.wait(timeout=60) == code
@@ -191,15 +191,15 @@ def test_an_interrupted_lab_ends_its_workers_with_sigterm(
 
 
 @in_a_lab
-def test_a_killed_launcher_takes_its_lab_along(beside: Started) -> None:
-    one = beside()
+def test_a_killed_launcher_takes_its_lab_along(background_lab: Started) -> None:
+    one = background_lab()
     one.process.kill()
     until(one.gone)
 
 
 @in_a_lab
-def test_two_labs_do_not_see_each_other(beside: Started) -> None:
-    one, two = beside(), beside()
+def test_two_labs_do_not_see_each_other(background_lab: Started) -> None:
+    one, two = background_lab(), background_lab()
     assert len({*one.namespaces, *two.namespaces}) == 4
 
 
@@ -227,7 +227,7 @@ def test_what_was_not_verified_is_doubted(workers: int, gbit: float, delay: floa
 
 
 @in_a_lab
-def test_the_user_is_told_of_a_doubt_and_the_lab_still_runs() -> None:
+def test_a_doubt_is_reported_and_the_lab_still_runs() -> None:
     done = run("--", "true", gbit="5.5")
     assert done.returncode == 0, done.stderr
     assert done.stderr.startswith("warning: on two cores, links had the requested bandwidth")
@@ -276,7 +276,7 @@ def test_bad_input_is_one_line(netlab: Any, capsys: pytest.CaptureFixture[str], 
     assert part in line
 
 
-def test_a_machine_without_the_programs_is_told_what_to_install(
+def test_missing_programs_are_named(
     netlab: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(netlab, "tool", lambda name: None if name == "tc" else name)
@@ -319,7 +319,7 @@ if os.environ["RANK"] == "0":
         print("", file=open(sys.argv[1] + "/listening", "w"))
         there = server.accept()[0]
     there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    told = min(round_trip(there) for _ in range(20))
+    fastest = min(round_trip(there) for _ in range(20))
     there.sendall(bytes({BYTES}))
     there.shutdown(socket.SHUT_WR)
     there.recv(1)
@@ -334,8 +334,8 @@ else:
     while there.recv(1 << 16):
         pass
     queued = Path("/proc/net/netfilter/nfnetlink_queue").read_text().split()
-    told = [int(Path("/sys/class/net/eth0/statistics/rx_packets").read_text()), int(queued[7])]
-Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(told))
+    counts = [int(Path("/sys/class/net/eth0/statistics/rx_packets").read_text()), int(queued[7])]
+Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(counts))
 """
 
 # Worker 0 kills the delay line, or stops it and sends more than it has room for.
@@ -400,16 +400,16 @@ def test_without_its_delay_line_a_lab_ends_with_an_error() -> None:
 
 @delayed
 @pytest.mark.parametrize("options", [(), ("--user-namespace",)], ids=["default", "user namespace"])
-def test_packets_that_found_no_room_are_told_of(options: tuple[str, ...]) -> None:
+def test_dropped_packets_are_reported(options: tuple[str, ...]) -> None:
     if reason := missing(*options):
         pytest.skip(reason)
     done = run_delayed(*options, "--", sys.executable, "-c", SIGNALLING, "flood", DELAY_LINE)
     assert done.returncode == 0, done.stderr
-    (told,) = re.findall(r"warning: full queues of the delay line dropped (\d+) packets", done.stderr)
-    assert 70000 - 65536 <= int(told) <= 70000
+    (reported,) = re.findall(r"warning: full queues of the delay line dropped (\d+) packets", done.stderr)
+    assert 70000 - 65536 <= int(reported) <= 70000
 
 
-def delay_lines(of: Beside) -> list[int]:
+def delay_lines(of: BackgroundRun) -> list[int]:
     """The delay line of a lab, while there is one."""
     return [
         process
@@ -420,8 +420,8 @@ def delay_lines(of: Beside) -> list[int]:
 
 @delayed
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
-def test_the_delay_line_ends_with_its_lab(beside: Started, number: signal.Signals) -> None:
-    one = beside("--delay-ms", "1")
+def test_the_delay_line_ends_with_its_lab(background_lab: Started, number: signal.Signals) -> None:
+    one = background_lab("--delay-ms", "1")
     (line,) = delay_lines(one)
     one.process.send_signal(number)
     until(one.gone)

@@ -120,9 +120,9 @@ def test_exhibit_is_complete_in_its_section(exhibit: Any, tmp_path: Path) -> Non
         assert words in text
     assert text.count("Simulated a clock Measured all bytes Assumed no <jitter>") == 4  # two tables and two figures
     assert made.html.count('<img class="plot"') == made.html.count('<details class="sources">') == 2
-    told = reproduce.explain(exhibit, "smoke", "x", tmp_path)
-    assert "python scripts/some.py" in told
-    for words in told.splitlines():
+    reported = reproduce.explain(exhibit, "smoke", "x", tmp_path)
+    assert "python scripts/some.py" in reported
+    for words in reported.splitlines():
         assert words.strip() in text or words.endswith(", x:")
     assert made.marks == 0
     assert_self_contained(page(made))
@@ -139,7 +139,7 @@ def test_what_failed_is_marked_and_counted(exhibit: Any, tmp_path: Path) -> None
     assert re.search(r"td\.bad::before \{ content:", page(made))  # not by colour alone
 
 
-def test_what_is_behind_every_row_is_told_once(tmp_path: Path) -> None:
+def test_the_source_of_every_row_is_printed_once(tmp_path: Path) -> None:
     rows = [tables.Row(name, [tables.Cell("1", 1.0)], []) for name in ("a", "b")]
     content = tables.Table("T", ("row", "value"), rows)
     basis = base.Basis("", "", "")
@@ -186,9 +186,9 @@ def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
         for number, kind in enumerate([Alone, jobs.Computation, Alone, jobs.Computation])
     ]
     working.complete(work, tmp_path, at_once=1)
-    told = capfd.readouterr().out.splitlines()
-    assert [line.split("] ")[1] for line in told[1:]] == ["do 1: done", "do 3: done", "do 0: done", "do 2: done"]
-    assert told[-1].startswith("[4/4, ")
+    reported = capfd.readouterr().out.splitlines()
+    assert [line.split("] ")[1] for line in reported[1:]] == ["do 1: done", "do 3: done", "do 0: done", "do 2: done"]
+    assert reported[-1].startswith("[4/4, ")
 
 
 def test_where_a_page_was_made_and_the_first_of_many_sources() -> None:
@@ -326,7 +326,7 @@ def test_what_is_measured_by_hand(tmp_path: Path) -> None:
     assert report.source(run).command.startswith("the command was not recorded")
 
 
-def test_virtual_and_real_seconds_are_told_apart(tmp_path: Path) -> None:
+def test_virtual_and_real_seconds_are_distinguished(tmp_path: Path) -> None:
     write_run(tmp_path / "a")
     real = write_run(tmp_path / "b", cluster___target_="spardl.training.launch.ProcessGroup")
     text = (real / "config.yaml").read_text()
@@ -436,20 +436,20 @@ def test_a_file_that_cannot_be_written(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert called(monkeypatch, write_run(tmp_path / "a"), option) == 2
-    told = capsys.readouterr().err
-    assert told.startswith("error: cannot write the report (")
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith("error: cannot write the report (")
+    assert reported.count("\n") == 1
     monkeypatch.setattr(axes, "find_spec", lambda _: None)
     assert called(monkeypatch, tmp_path / "a", option) == 2
-    told = capsys.readouterr()
-    assert told.err == "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"
-    assert "Accuracy on digits" in told.out
+    reported = capsys.readouterr()
+    assert reported.err == "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"
+    assert "Accuracy on digits" in reported.out
 
 
 def test_a_figure_that_was_not_finite(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """It is ``null`` in the files; the run is shown all the same, beside others of its kind."""
+    """It is ``null`` in the files; the run is still shown, next to others of its kind."""
     broken = write_run(tmp_path / "a")
     for seed in (2, 3):
         write_run(tmp_path / f"{seed}", seed)

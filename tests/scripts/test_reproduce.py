@@ -179,9 +179,9 @@ def test_what_cannot_be_asked_for(
 ) -> None:
     monkeypatch.setattr(sys, "argv", ["reproduce.py", *words])
     assert reproduce.main() == 2
-    told = capsys.readouterr().err
-    assert told.startswith(complaint)
-    assert told.count("\n") == 1
+    reported = capsys.readouterr().err
+    assert reported.startswith(complaint)
+    assert reported.count("\n") == 1
 
 
 def test_what_draws_is_missed_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:

@@ -72,7 +72,7 @@ def test_a_sweep_is_one_array_with_a_throttle(slurm: Slurm, tmp_path: Path) -> N
     assert not slurm.queue()
 
 
-def test_a_failure_is_told_and_stops_no_other(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_failure_is_reported_and_stops_no_other(slurm: Slurm, tmp_path: Path) -> None:
     words = ("optimizer.lr=0.01,1e30", "compressor=none", "training.max_steps=6", "cluster.workers=1")
     job = slurm.sweep(tmp_path, "-m", *words, "site.at_once=1")
     slurm.empty()
@@ -138,7 +138,7 @@ def test_time_limit_requeues_and_scancel_ends(slurm: Slurm, tmp_path: Path) -> N
     slurm.submit("cancel", "--outputs", str(tmp_path))
     slurm.empty()
     assert slurm.job(job)["JobState"] == "CANCELLED"
-    # On a busy machine its limit may have come near more than once; each return to the queue was its own, and told.
+    # On a busy machine, it may have reached its time limit more than once; each requeue was its own, and was reported.
     restarts = slurm.job(job)["Restarts"]
     assert f"is in the queue again (requeue {restarts} of 10)" in log.read_text()
     time.sleep(8)  # longer than a requeued job waits
@@ -168,7 +168,7 @@ def steps_of(outputs: Path) -> list[int]:
     return [path.read_text().count('"train"') for path in outputs.glob("*/metrics.jsonl")]
 
 
-def test_a_killed_job_is_told_from_one_that_runs(slurm: Slurm, tmp_path: Path) -> None:
+def test_a_killed_job_differs_from_a_running_one(slurm: Slurm, tmp_path: Path) -> None:
     job = slurm.sweep(tmp_path, *LONG, "cluster.workers=1")
     slurm.until(lambda: steps_logged(tmp_path) > 3)
     assert status(slurm, tmp_path)[1][0] == "running"

@@ -211,9 +211,9 @@ def test_what_is_submitted(
     done.write_summary({"id": done.id, "status": "finished", "metric": "accuracy", "final": {"accuracy": 0.5}})
     staged = ("site.stage_from=/data", "site.stage_to=$TMPDIR/data", "site.options={exclusive: true}")
     assert submit(*words, *site, *staged) == 0
-    told = capsys.readouterr().out
-    assert f"skipped: {done.folder} is finished" in told
-    assert "submitted array 7: 2 runs, 2 at once, 5 tasks on 2 nodes each" in told
+    reported = capsys.readouterr().out
+    assert f"skipped: {done.folder} is finished" in reported
+    assert "submitted array 7: 2 runs, 2 at once, 5 tasks on 2 nodes each" in reported
     batch = (queued / "batch.sh").read_text()
     wanted = "account=us array=0-1%2 mem=8G nodes=2 ntasks=5 ntasks-per-node=4 signal=USR1@120 time=90"
     for option in (*wanted.split(), "requeue", "exclusive", "open-mode=append"):
@@ -348,7 +348,7 @@ STANDINGS = {
         "stopped on request before training began\nsrun: error: n0: task 0: Exited with exit code 75\n",
         ("stopped", "before training began"),
     ),
-    "nobody knows": ({"status": "running"}, "UNKNOWN", "", ("running", "the queue does not answer")),
+    "unknown": ({"status": "running"}, "UNKNOWN", "", ("running", "the queue does not answer")),
 }
 
 
@@ -472,8 +472,8 @@ def test_who_goes_back_into_the_queue(
     command = ["bash", str(SLURM / "after.sh"), str(code), "3"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.returncode == code
-    told = (programs / "asked.txt").read_text() if (programs / "asked.txt").exists() else ""
-    assert (f"requeue 7{'_2' if array else ''}\n" in told) == asked
+    reported = (programs / "asked.txt").read_text() if (programs / "asked.txt").exists() else ""
+    assert (f"requeue 7{'_2' if array else ''}\n" in reported) == asked
     assert ("not put into the queue again after 3 times" in done.stderr) == (restarts == 3)
 
 
@@ -516,7 +516,7 @@ def test_the_lab_refuses_in_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyP
         lab.up(folder, 1)
 
 
-def test_a_dead_daemon_is_told_before_it_is_asked(tmp_path: Path) -> None:
+def test_a_dead_daemon_is_reported_before_a_request(tmp_path: Path) -> None:
     (tmp_path / "log").mkdir()
     (tmp_path / "log" / "daemon.txt").write_text("error: no key\n")
     with subprocess.Popen(("false",)) as daemon:
@@ -602,7 +602,7 @@ def _submission(outputs: Path, *ids: str, force: bool = False) -> Submission:
 
 
 def _killed_after_the_start(made: Submission, monkeypatch: pytest.MonkeyPatch) -> subprocess.Popen[bytes]:
-    """Submits, and stops where a kill -9 is worst: the run exists, and nobody has noted its process id."""
+    """Submits, and stops where a kill -9 is worst: the run exists, but its process id is not recorded."""
     begun: list[subprocess.Popen[bytes]] = []
 
     def start(*arguments: Any, **options: Any) -> None:

@@ -1,4 +1,4 @@
-"""Runs ``train.py`` from tests: in this process, beside it, or as a command."""
+"""Runs ``train.py`` from tests: in this process, in the background, or as a command."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def command(*words: str, program: tuple[str, ...] = (sys.executable, "train.py")
     )
 
 
-class Beside:
+class BackgroundRun:
     """The command line in a process of its own, forked from this one, as the leader of a process group.
 
     Args:
@@ -153,7 +153,7 @@ def processes() -> Mapping[int, list[str]]:
 
 
 def free_port() -> int:
-    """Returns a port at which nobody listens, below those that the kernel gives to other programs meanwhile."""
+    """Returns a port without a listener, below those that the kernel gives to other programs."""
     while True:
         port = SystemRandom().randrange(20_000, 32_000)
         with suppress(OSError), closing(socket.create_server(("127.0.0.1", port))):
@@ -181,9 +181,9 @@ def wait_until(holds: Callable[[], Any], seconds: float = 120) -> None:
 
 
 @contextmanager
-def beside(*words: str, folder: Path, before: Callable[[], None] = lambda: None) -> Iterator[Beside]:
+def background_run(*words: str, folder: Path, before: Callable[[], None] = lambda: None) -> Iterator[BackgroundRun]:
     """Starts the command line, and leaves nothing of it behind."""
-    started = Beside(*words, folder=folder, before=before)
+    started = BackgroundRun(*words, folder=folder, before=before)
     try:
         yield started
     finally:

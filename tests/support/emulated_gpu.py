@@ -299,7 +299,7 @@ def synchronize(
                 write(stop.value, gradients[rank])
             sections[rank], meter.section = meter.section or "", None
         ready = [rank for rank, request in pending.items() if _is_ready(rank, request, mail)]
-        assert ready or not pending, f"workers {sorted(pending)} wait for messages that nobody sends"
+        assert ready or not pending, f"workers {sorted(pending)} wait for messages that no worker sends"
         for rank in ready:
             replies[rank] = _received(rank, pending.pop(rank), mail, type(states[rank].memory))
     return list(gradients)

@@ -87,13 +87,13 @@ def until(holds: Callable[[], object], seconds: float = 100) -> None:
         time.sleep(0.01)
 
 
-class Beside:
+class BackgroundRun:
     """A lab whose workers tell their namespaces and then stay; its processes carry a mark of its own."""
 
     def __init__(self, folder: Path, *more: str, script: str) -> None:
         self.mark = str(folder)
-        told = f"readlink /proc/self/ns/net > {folder}/w$RANK.tmp; mv {folder}/w$RANK.tmp {folder}/w$RANK; {script}"
-        options = ["run", "--workers", "2", "--gbit", "1", *more, "--timeout", "200", "--", "sh", "-c", told]
+        reported = f"readlink /proc/self/ns/net > {folder}/w$RANK.tmp; mv {folder}/w$RANK.tmp {folder}/w$RANK; {script}"
+        options = ["run", "--workers", "2", "--gbit", "1", *more, "--timeout", "200", "--", "sh", "-c", reported]
         self.process = subprocess.Popen([*LAB, *options], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         files = [folder / "w0", folder / "w1"]
         until(lambda: all(file.exists() for file in files))
@@ -117,12 +117,12 @@ class Started:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._labs: list[Beside] = []
+        self._labs: list[BackgroundRun] = []
 
-    def __call__(self, *options: str, script: str = "sleep 177") -> Beside:
+    def __call__(self, *options: str, script: str = "sleep 177") -> BackgroundRun:
         folder = self._folder / str(len(self._labs))
         folder.mkdir()
-        self._labs.append(Beside(folder, *options, script=script))
+        self._labs.append(BackgroundRun(folder, *options, script=script))
         return self._labs[-1]
 
     def end(self) -> None:

@@ -28,14 +28,14 @@ TABLES = """() => {
       if (first.left < edge.left - 1 || first.right > edge.right + 1)
         found.push(`first of ${row.textContent.slice(0, 60)}: ${first.left} to ${first.right}`);
       if (last.right > edge.right + 1) found.push(`last of ${row.textContent.slice(0, 60)}: ${last.right}`);
-      if (edge.width - first.width < 90) found.push(`no room beside ${row.textContent.slice(0, 60)}`);
+      if (edge.width - first.width < 90) found.push(`no space next to ${row.textContent.slice(0, 60)}`);
     }
     box.scrollLeft = 0;
   }
   return found;
 }"""
 
-# Verdicts that cannot be seen without scrolling sideways, or that are told by colour alone.
+# Verdicts that are hidden without horizontal scrolling, or that are distinguished by color alone.
 VERDICTS = """() => {
   const found = [], width = document.documentElement.clientWidth;
   const kinds = new Map();

@@ -57,8 +57,8 @@ class Slurm:
     """
 
     def __init__(self, variables: dict[str, str]) -> None:
-        beside = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        self._environment = {**os.environ, **variables, "PATH": beside, "WANDB_MODE": "offline"}
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        self._environment = {**os.environ, **variables, "PATH": path, "WANDB_MODE": "offline"}
 
     def ask(self, *command: str, env: dict[str, str] | None = None) -> str:
         done = subprocess.run(
@@ -79,8 +79,8 @@ class Slurm:
     def sweep(self, outputs: Path, *words: str) -> str:
         """Submits; returns the number of the job or array."""
         more = ("cluster=slurm", f"output_dir={outputs}", "site.time=5", "site.signal_seconds=30")
-        told = self.submit(*more, *SMALL, *words)
-        (job,) = re.findall(r"^submitted (?:job|array) (\d+): ", told, flags=re.MULTILINE)
+        reported = self.submit(*more, *SMALL, *words)
+        (job,) = re.findall(r"^submitted (?:job|array) (\d+): ", reported, flags=re.MULTILINE)
         return str(job)
 
     def queue(self, *states: str) -> list[str]:
@@ -89,8 +89,8 @@ class Slurm:
         return self.ask("squeue", "--noheader", "--array", "--format=%i", *chosen).split()
 
     def job(self, job: str) -> dict[str, str]:
-        told = self.ask("scontrol", "--oneliner", "show", "job", job)
-        return dict(word.split("=", 1) for word in told.split() if "=" in word)
+        reported = self.ask("scontrol", "--oneliner", "show", "job", job)
+        return dict(word.split("=", 1) for word in reported.split() if "=" in word)
 
     def until(self, holds: Callable[[], Any], seconds: float = 200) -> None:
         limit = time.monotonic() + seconds
@@ -103,7 +103,7 @@ class Slurm:
         self.until(lambda: not self.queue(), seconds)
 
 
-def table(told: str) -> dict[int, tuple[str, str, str]]:
+def table(reported: str) -> dict[int, tuple[str, str, str]]:
     """State, note and words of every run that ``submit.py status`` shows."""
-    rows = [re.split(r"\s{2,}", line.strip()) for line in told.splitlines()[1:] if re.match(r"\d+  ", line)]
+    rows = [re.split(r"\s{2,}", line.strip()) for line in reported.splitlines()[1:] if re.match(r"\d+  ", line)]
     return {int(row[0]): (row[2], row[3] if len(row) > 5 else "", row[-1]) for row in rows}

@@ -103,7 +103,7 @@ def test_the_model_takes_the_data(name: str) -> None:
 
 
 @pytest.mark.parametrize(("name", "parameters"), [("gpt_chars", 210_304), ("gpt_pieces", 1_313_536)])
-def test_a_gpt_has_the_size_that_is_told_of_it(name: str, parameters: int) -> None:
+def test_a_gpt_has_its_documented_size(name: str, parameters: int) -> None:
     assert size(task_of(f"model={name}")) == parameters
 
 

@@ -143,8 +143,8 @@ def test_perplexity_with_context_by_hand(tiny_text, context):
     nll = 0.0
     for position in range(context + 1, len(stream)):
         window = (position - context - 1) // 4
-        told = sum(stream[4 * window : position]) % 70
-        nll += math.log(69 + math.e) - (1 if told == stream[position] else 0)
+        predicted = sum(stream[4 * window : position]) % 70
+        nll += math.log(69 + math.e) - (1 if predicted == stream[position] else 0)
     assert evaluate(task, Memory(), 5)["loss"] == pytest.approx(nll / 35)
 
 

@@ -19,7 +19,7 @@ from trainer.task import Batch
 
 
 class Slow(Points):
-    """Notes which threads ask, and fails at one example if it is told to."""
+    """Records the threads that ask; can fail at one example."""
 
     slow = True
 

@@ -207,7 +207,7 @@ def test_a_bar_that_was_never_begun_can_be_closed() -> None:
 
 
 def test_the_whole_command_under_a_pseudo_terminal(tmp_path: Path) -> None:
-    from tests.support.driver import beside
+    from tests.support.driver import background_run
 
     master, slave = pty.openpty()
 
@@ -216,7 +216,7 @@ def test_the_whole_command_under_a_pseudo_terminal(tmp_path: Path) -> None:
         os.dup2(slave, 1)
 
     words = ("training.max_steps=3", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log", before=on_terminal) as run:
+    with background_run(*words, folder=tmp_path / "log", before=on_terminal) as run:
         os.close(slave)
         shown = b""
         while chunk := _read(master):

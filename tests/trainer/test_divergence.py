@@ -1,4 +1,4 @@
-"""Runs that diverge, as a user sees them; and that what they are told to do works."""
+"""Messages of runs that diverge; and the remedies that they name."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ import torch
 from spardl.method.method import Method
 from spardl.method.momentum import LocalMomentum
 from spardl.protocol.programs import Worker
-from tests.support.driver import beside, composed, events, here, only_run, steps_logged, summary, wait_until
+from tests.support.driver import background_run, composed, events, here, only_run, steps_logged, summary, wait_until
 from tests.support.harness import dense, representatives, spardl, topka
 from tests.trainer.toy import Notebook, ToyTask, plan, trainer
 from trainer.checkpoint import Restart, list_checkpoints, load_part
@@ -137,7 +137,9 @@ RUN = (
 
 def until_step(step: int, *words: str, outputs: Path, folder: Path) -> None:
     """Trains, and is asked to stop when so many steps are done."""
-    with beside(*words, f"output_dir={outputs}", "resume=auto", folder=folder, before=partial(slow_from, step)) as run:
+    with background_run(
+        *words, f"output_dir={outputs}", "resume=auto", folder=folder, before=partial(slow_from, step)
+    ) as run:
         wait_until(lambda: steps_logged(outputs) >= step or run.ended())
         run.kill(signal.SIGTERM)
         assert run.wait() == STOPPED, run.stderr

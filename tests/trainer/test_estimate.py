@@ -29,17 +29,17 @@ def test_the_line_names_time_and_memory() -> None:
 def test_the_progress_of_a_step_counts_both_passes() -> None:
     shared = nn.Linear(4, 4)
     model = nn.Sequential(shared, nn.ReLU(), shared, nn.Linear(4, 4))
-    told: list[float] = []
-    with tracking(model, 2, told.append):
+    reported: list[float] = []
+    with tracking(model, 2, reported.append):
         for _ in range(2):
             loss = model(torch.ones(1, 4)).sum()
-            before = told[-1]
+            before = reported[-1]
             loss.backward()
-    assert told == sorted(told)
-    assert told[-1] == 1.0
+    assert reported == sorted(reported)
+    assert reported[-1] == 1.0
     assert before == pytest.approx(0.5 + 1 / 6, abs=0.01)
     model(torch.ones(1, 4)).sum().backward()
-    assert told[-1] == 1.0
+    assert reported[-1] == 1.0
     assert not any(module._forward_hooks for module in model.modules())
 
 

@@ -15,8 +15,8 @@ import pytest
 
 from spardl.clusters.workers.processes import _ORPHANED
 from tests.support.driver import (
-    Beside,
-    beside,
+    BackgroundRun,
+    background_run,
     command,
     free_port,
     here,
@@ -34,14 +34,14 @@ LONG = ("training.max_steps=100000", "training.epochs=10000", "training.checkpoi
 CLUSTERS = {"process_group": ("cluster.workers=3",), "simulated": ("cluster=simulated", "cluster.workers=3")}
 
 
-def once_it_trains(run: Beside, outputs: Path, steps: int = 6) -> list[int]:
+def once_it_trains(run: BackgroundRun, outputs: Path, steps: int = 6) -> list[int]:
     """The workers, when some steps and a checkpoint are done."""
     wait_until(lambda: steps_logged(outputs) >= steps or run.ended())
     assert not run.ended(), run.stderr
     return run.workers()
 
 
-def check_end(run: Beside, pattern: str) -> int:
+def check_end(run: BackgroundRun, pattern: str) -> int:
     """Exit code 1, one line, no process left; returns the step that the line names."""
     assert run.wait(45) == 1  # before cluster.timeout, unless it is set
     assert not run.members()
@@ -57,7 +57,7 @@ def test_a_killed_worker(cluster: str, rank: int, tmp_path: Path) -> None:
 
     def ended() -> float:
         outputs = tmp_path / str(next(attempts)) / "out"
-        with beside(*LONG, *CLUSTERS[cluster], f"output_dir={outputs}", folder=outputs.parent / "log") as run:
+        with background_run(*LONG, *CLUSTERS[cluster], f"output_dir={outputs}", folder=outputs.parent / "log") as run:
             workers = once_it_trains(run, outputs)
             began = time.monotonic()
             os.kill(workers[rank], signal.SIGKILL)
@@ -77,7 +77,7 @@ def test_a_killed_worker(cluster: str, rank: int, tmp_path: Path) -> None:
 def test_what_a_killed_worker_leaves_can_be_continued(tmp_path: Path) -> None:
     words = ("training.max_steps=12", "training.checkpoint_every=2", *CLUSTERS["process_group"])
     words = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
-    with beside(*words, folder=tmp_path / "log") as run:
+    with background_run(*words, folder=tmp_path / "log") as run:
         os.kill(once_it_trains(run, tmp_path / "out", 5)[1], signal.SIGKILL)
         check_end(run, r"error: worker 1 .* at step (?P<step>\d+); .*")
     assert here(*words) == 0
@@ -94,7 +94,7 @@ def test_a_stopped_worker(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
     # A busy machine must not be late for them: a live worker that is would be taken for the stopped one.
     short_waits(monkeypatch, 3.0, 0.5)
     words = (*LONG, *CLUSTERS["process_group"], "cluster.timeout=6", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log") as run:
+    with background_run(*words, folder=tmp_path / "log") as run:
         workers = once_it_trains(run, tmp_path / "out")
         os.kill(workers[rank], signal.SIGSTOP)
         step = check_end(run, rf"error: worker {rank} stopped answering at step (?P<step>\d+)")
@@ -103,7 +103,7 @@ def test_a_stopped_worker(rank: int, tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_short_stop_does_no_harm(tmp_path: Path) -> None:
     words = (*LONG, *CLUSTERS["process_group"], "cluster.timeout=60", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log") as run:
+    with background_run(*words, folder=tmp_path / "log") as run:
         worker = once_it_trains(run, tmp_path / "out")[1]
         os.kill(worker, signal.SIGSTOP)
         time.sleep(0.5)
@@ -116,7 +116,7 @@ def test_a_short_stop_does_no_harm(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cluster", CLUSTERS)
 def test_workers_do_not_outlive_the_launcher(cluster: str, tmp_path: Path) -> None:
     words = (*LONG, *CLUSTERS[cluster], f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log") as run:
+    with background_run(*words, folder=tmp_path / "log") as run:
         workers = once_it_trains(run, tmp_path / "out")
         assert len(workers) == (1 if cluster == "simulated" else 3)
         os.kill(run.pid, signal.SIGKILL)
@@ -135,7 +135,7 @@ def test_a_parent_that_ignores_the_ends_of_children(killed: bool, tmp_path: Path
         signal.signal(signal.SIGCHLD, signal.SIG_IGN)
 
     words = (*LONG[1:], f"training.max_steps={100000 if killed else 4}", "cluster.workers=2")
-    with beside(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log", before=ignore) as run:
+    with background_run(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log", before=ignore) as run:
         if killed:
             os.kill(once_it_trains(run, tmp_path / "out")[1], signal.SIGKILL)
             check_end(run, r"error: worker 1 was killed by SIGKILL at step (?P<step>\d+); .*")
@@ -195,7 +195,7 @@ def test_a_reader_that_leaves_does_not_stop_the_run(tmp_path: Path) -> None:
         Experiment.perform = _then(Experiment.perform, reading)  # type: ignore[method-assign]
 
     words = ("training.max_steps=3", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log", before=close_the_pipe) as run:
+    with background_run(*words, folder=tmp_path / "log", before=close_the_pipe) as run:
         assert run.wait() == 0, run.stderr
         warnings = run.stderr.splitlines()
     assert warnings[0] == "warning: the display failed and is now disabled: [Errno 32] Broken pipe"
@@ -237,7 +237,7 @@ def test_a_worker_that_dies_in_any_phase_ends_all(
     def ended() -> float:
         draw, outputs = random.Random(f"{schedule} {seed}"), tmp_path / str(next(attempts)) / "out"
         rank, stops = draw.randrange(3), draw.random() < 0.5
-        with beside(*words, f"output_dir={outputs}", folder=outputs.parent / "log") as run:
+        with background_run(*words, f"output_dir={outputs}", folder=outputs.parent / "log") as run:
             workers = once_it_trains(run, outputs, draw.randrange(1, 20))
             time.sleep(draw.uniform(0, 0.3))
             began = time.monotonic()
@@ -256,8 +256,8 @@ def test_who_cannot_meet_the_others_says_so_in_one_line(tmp_path: Path, monkeypa
     """As typed, since torch reads once how much it shall say: of its own it would print the stack of its C++."""
     monkeypatch.delenv("TORCH_CPP_LOG_LEVEL", raising=False)
     port = free_port()
-    nobody = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    done = command("cluster.timeout=1", "logger=none", f"output_dir={tmp_path / 'out'}", env=nobody)
+    environment = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    done = command("cluster.timeout=1", "logger=none", f"output_dir={tmp_path / 'out'}", env=environment)
     assert done.returncode == 2
     assert done.stderr.startswith(f"error: rank 1 cannot connect to the other workers at 127.0.0.1:{port}: ")
     assert done.stderr.count("\n") == 1

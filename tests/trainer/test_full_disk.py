@@ -11,7 +11,7 @@ import pytest
 
 from spardl.basics.files import write_atomically
 from tests.injections.starts import a_small_disk
-from tests.support.driver import beside, here, only_run, steps_logged, summary, wait_until
+from tests.support.driver import background_run, here, only_run, steps_logged, summary, wait_until
 from trainer import checkpoint
 from trainer.observers import MetricsFile
 from trainer.runs import Run, new_run
@@ -97,7 +97,7 @@ def test_not_one_block_is_free(tmp_path: Path) -> None:
     with a_small_disk(tmp_path / "disk"):
         outputs = tmp_path / "disk" / "out"
         words = (*RUN, "training.max_steps=100000", "training.checkpoint_every=50", f"output_dir={outputs}")
-        with beside(*words, folder=tmp_path / "log") as run:
+        with background_run(*words, folder=tmp_path / "log") as run:
             wait_until(lambda: steps_logged(outputs) or run.ended())
             filler = tmp_path / "disk" / "filler"
             with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space left"):

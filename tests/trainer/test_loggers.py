@@ -19,7 +19,17 @@ import pytest
 from wandb.proto import wandb_internal_pb2
 
 from spardl.basics.errors import ConfigError
-from tests.support.driver import beside, events, here, only_run, processes, results, steps_logged, summary, wait_until
+from tests.support.driver import (
+    background_run,
+    events,
+    here,
+    only_run,
+    processes,
+    results,
+    steps_logged,
+    summary,
+    wait_until,
+)
 from tests.support.measuring import undisturbed
 from trainer.display import LogFile
 from trainer.loggers import Csv, Several, TensorBoard
@@ -30,7 +40,7 @@ RUN = ("training.max_steps=4", "cluster=simulated", "cluster.workers=2")
 
 
 @pytest.fixture(autouse=True)
-def nobody_logged_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+def without_a_login(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """No key, no settings, an empty home."""
     for name in [name for name in os.environ if name.startswith("WANDB_")] + ["NETRC"]:
         monkeypatch.delenv(name, raising=False)
@@ -51,20 +61,20 @@ def write_netrc(path: Path, host: str) -> None:
     path.chmod(0o600)
 
 
-def test_logged_in_by_netrc(nobody_logged_in: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_netrc(nobody_logged_in / ".netrc", "api.wandb.ai")
+def test_logged_in_by_netrc(without_a_login: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_netrc(without_a_login / ".netrc", "api.wandb.ai")
     assert logged_in()
     monkeypatch.setenv("WANDB_BASE_URL", "http://wandb.example:8080")
     assert not logged_in()
-    write_netrc(nobody_logged_in / "elsewhere", "wandb.example")
-    monkeypatch.setenv("NETRC", str(nobody_logged_in / "elsewhere"))
+    write_netrc(without_a_login / "elsewhere", "wandb.example")
+    monkeypatch.setenv("NETRC", str(without_a_login / "elsewhere"))
     assert logged_in()
 
 
 @pytest.mark.parametrize("content", [b"", b"machine", b"\xff\xfe", b"machine other.example login a password b"])
-def test_not_logged_in_by_an_invalid_netrc(content: bytes, nobody_logged_in: Path) -> None:
-    (nobody_logged_in / ".netrc").write_bytes(content)
-    (nobody_logged_in / ".netrc").chmod(0o600)
+def test_not_logged_in_by_an_invalid_netrc(content: bytes, without_a_login: Path) -> None:
+    (without_a_login / ".netrc").write_bytes(content)
+    (without_a_login / ".netrc").chmod(0o600)
     assert not logged_in()
 
 
@@ -491,7 +501,7 @@ def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
     def ended() -> float:
         outputs = tmp_path / str(next(attempts)) / "out"
         words = ("training.max_steps=100", *RUN[1:], "logger=wandb", "logger.timeout=4", f"output_dir={outputs}")
-        with beside(*words, folder=outputs.parent / "log") as run:
+        with background_run(*words, folder=outputs.parent / "log") as run:
             # It starts next to the training.
             wait_until(lambda: (steps_logged(outputs) >= 3 and services(run.pid)) or run.ended())
             found = services(run.pid)
@@ -518,7 +528,7 @@ def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
 def test_an_unreachable_server(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Logged in, but nobody answers: offline after the timeout, and the same results."""
+    """Logged in, but no server answers: offline after the timeout, and the same results."""
     monkeypatch.setenv("WANDB_API_KEY", "0" * 40)
     monkeypatch.setenv("WANDB_BASE_URL", "http://127.0.0.1:9")
     assert here(*RUN, f"output_dir={tmp_path / 'plain'}") == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tests.support.driver import Beside, beside, events, results, summary
+from tests.support.driver import BackgroundRun, background_run, events, results, summary
 from trainer.checkpoint import list_checkpoints, verify_checkpoint
 
 RUNS, STEPS, WORKERS = 20, 2, 2
@@ -50,7 +50,7 @@ def check_whole(folder: Path, seed: int) -> None:
     assert {path.name for path in folder.rglob(".*")} == {".lock"}
 
 
-def folder_of(run: Beside) -> Path:
+def folder_of(run: BackgroundRun) -> Path:
     """Where a run says that it writes."""
     found = re.search(r"^run \w+: (.*)$", run.stdout, flags=re.MULTILINE)
     assert found, run.stdout
@@ -65,7 +65,7 @@ def test_twenty_at_once(way: str, tmp_path: Path) -> None:
     with ExitStack() as stack:
         runs = [
             stack.enter_context(
-                beside(
+                background_run(
                     *TINY,
                     *WAYS[way](number),
                     f"output_dir={outputs}",

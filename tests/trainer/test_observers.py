@@ -41,7 +41,7 @@ EVERYTHING = [("begin", 0, 2), ("step", 1), ("train", 1, {"loss": 0.5}), ("end",
 def test_wrappers_pass_everything_on(wrap: Callable[[Callable[[], Observer]], Observer]) -> None:
     book = Notebook()
     tell_all(wrap(lambda: book))
-    assert book.told == EVERYTHING
+    assert book.reported == EVERYTHING
 
 
 def test_an_observer_reacts_to_nothing_by_itself() -> None:
@@ -69,7 +69,7 @@ def test_a_failed_observer_is_disabled(event: str, capsys: pytest.CaptureFixture
     tell_all(Guarded(lambda: book, "the thing"))
     assert capsys.readouterr().err == "warning: the thing failed and is now disabled: broken\n"
     names = ["begin", "step", "metrics", "end", "close"]
-    assert len(book.told) == names.index(event)
+    assert len(book.reported) == names.index(event)
 
 
 def test_an_observer_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> None:
@@ -80,7 +80,7 @@ def test_an_observer_that_cannot_be_made(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().err == "warning: the thing failed and is now disabled: no such thing\n"
 
 
-def test_rich_exits_when_nobody_reads(capsys: pytest.CaptureFixture[str]) -> None:
+def test_rich_exits_without_a_reader(capsys: pytest.CaptureFixture[str]) -> None:
     def leave() -> None:
         raise SystemExit(1)
 
@@ -93,14 +93,14 @@ def test_rich_exits_when_nobody_reads(capsys: pytest.CaptureFixture[str]) -> Non
 def test_a_hanging_observer_times_out(event: str, capsys: pytest.CaptureFixture[str]) -> None:
     hang = threading.Event()
 
-    def told() -> float:
+    def reported() -> float:
         began = time.monotonic()
         tell_all(Guarded(lambda: Bounded(lambda: Breaking(event, hang.wait), 0.05), "the thing"))
         seconds = time.monotonic() - began
         assert "the thing failed and is now disabled: no answer within 0." in capsys.readouterr().err
         return seconds
 
-    undisturbed(told, lambda seconds: seconds < 2)
+    undisturbed(reported, lambda seconds: seconds < 2)
     hang.set()
 
 
@@ -121,10 +121,10 @@ def test_background_observer_receives_earlier_events() -> None:
     observer = BackgroundObserver(make)
     observer.begin(0, 2)
     observer.step(1)
-    assert book.told == []
+    assert book.reported == []
     made.set()
     observer.close()
-    assert book.told == [("begin", 0, 2), ("step", 1), ("close",)]
+    assert book.reported == [("begin", 0, 2), ("step", 1), ("close",)]
 
 
 def test_errors_cross_the_thread() -> None:

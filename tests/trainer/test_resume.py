@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.driver import beside, here, only_run, results, steps_logged, summary, wait_until
+from tests.support.driver import background_run, here, only_run, results, steps_logged, summary, wait_until
 from trainer.build import CONFIGURATIONS
 from trainer.learner import Learner
 from trainer.runs import Run
@@ -39,7 +39,7 @@ def interrupt(run: Path, outputs: Path, step: int) -> None:
 
 
 def kill_at(step: int, *words: str, folder: Path, outputs: Path) -> None:
-    with beside(*words, folder=folder) as run:
+    with background_run(*words, folder=folder) as run:
         wait_until(lambda: list(outputs.glob("*/summary.json")) or run.ended())
         wait_until(lambda: steps_logged(outputs) >= step or run.ended())
         run.kill()
@@ -75,10 +75,12 @@ def test_killed_twice_and_continued(
     assert results(only_run(tmp_path / "out")) == results(undisturbed[words])
 
 
-def test_a_second_run_beside_one_that_is_in_use(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_a_second_run_next_to_one_that_is_in_use(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """Whoever types the same command again by mistake hears of it."""
     words = ("cluster=simulated", "cluster.workers=2", "training.eval_examples=8", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, "training.max_steps=3", folder=tmp_path / "log", before=wait_in_the_first_step) as first:
+    with background_run(
+        *words, "training.max_steps=3", folder=tmp_path / "log", before=wait_in_the_first_step
+    ) as first:
         wait_until(lambda: list((tmp_path / "out").glob("*/summary.json")) or first.ended())
         (folder,) = (tmp_path / "out").glob("[!.]*")
         assert here(*words, "training.max_steps=3", "resume=auto") == 0
@@ -187,11 +189,11 @@ def test_a_finished_run_of_an_earlier_edition_is_trained_again(tmp_path: Path) -
 
 def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     words = ("training.max_steps=500", "cluster=simulated", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "first") as run:
+    with background_run(*words, folder=tmp_path / "first") as run:
         wait_until(lambda: steps_logged(tmp_path / "out") or run.ended())
         busy = only_run(tmp_path / "out")
         assert here(*words, f"resume={busy}") == 2
-        with beside(*words, "resume=auto", folder=tmp_path / "second") as other:
+        with background_run(*words, "resume=auto", folder=tmp_path / "second") as other:
             wait_until(lambda: len(list((tmp_path / "out").iterdir())) == 2 or other.ended())
             wait_until(lambda: len(list((tmp_path / "out").glob("*/metrics.jsonl"))) == 2 or other.ended())
             assert not other.ended()
@@ -201,7 +203,7 @@ def test_a_run_that_goes_on_is_left_alone(tmp_path: Path, capfd: pytest.CaptureF
 
 def test_ctrl_c_saves_a_checkpoint(tmp_path: Path) -> None:
     words = ("training.max_steps=400", "training.checkpoint_every=500", "cluster.workers=2")
-    with beside(*words, f"output_dir={tmp_path / 'out'}", "resume=auto", folder=tmp_path / "log") as run:
+    with background_run(*words, f"output_dir={tmp_path / 'out'}", "resume=auto", folder=tmp_path / "log") as run:
         wait_until(lambda: steps_logged(tmp_path / "out") > 1 or run.ended())
         run.kill(signal.SIGINT)
         assert run.wait(10) == 130

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import pytest
 
 from scripts import report, reproduce
-from tests.support.driver import Beside, beside, here, only_run, steps_logged, summary, wait_until
+from tests.support.driver import BackgroundRun, background_run, here, only_run, steps_logged, summary, wait_until
 from trainer.learner import Learner
 
 RUN = ("training.max_steps=3", "cluster.workers=2", "training.checkpoint_every=1", "training.eval_examples=32")
@@ -94,8 +94,8 @@ def test_a_secret_is_found_in_any_form(name: str, offset: int, tmp_path: Path) -
     assert {line.split(":")[0] for line in leaks(tmp_path)} == {str(tmp_path / str(number)) for number in range(3)}
 
 
-def run_here(place: Path, *words: str, before: Callable[[], None] = lambda: None) -> Beside:
-    with beside(*RUN, *words, f"output_dir={place / 'out'}", folder=place / "log", before=before) as run:
+def run_here(place: Path, *words: str, before: Callable[[], None] = lambda: None) -> BackgroundRun:
+    with background_run(*RUN, *words, f"output_dir={place / 'out'}", folder=place / "log", before=before) as run:
         run.wait()
     return run
 
@@ -143,7 +143,7 @@ def test_a_run_whose_server_cannot_be_reached(place: Path, monkeypatch: pytest.M
 @pytest.mark.slow
 def test_a_run_that_is_interrupted(place: Path) -> None:
     words = ("training.max_steps=100000", "cluster.workers=2", *OFFLINE, f"output_dir={place / 'out'}")
-    with beside(*words, folder=place / "log") as run:
+    with background_run(*words, folder=place / "log") as run:
         wait_until(lambda: steps_logged(place / "out") >= 2 or run.ended())
         run.kill(signal.SIGINT)
         assert run.wait(20) == 130

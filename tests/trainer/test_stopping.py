@@ -21,8 +21,8 @@ from spardl.clusters.workers.processes import _ORPHANED
 from tests.support.driver import (
     QUICK,
     ROOT,
-    Beside,
-    beside,
+    BackgroundRun,
+    background_run,
     free_port,
     here,
     only_run,
@@ -46,16 +46,16 @@ CLUSTERS = {
 }
 
 
-def everybody(signum: int) -> Callable[[Beside], None]:
+def everybody(signum: int) -> Callable[[BackgroundRun], None]:
     """As Slurm does it: the signal goes to the launcher and to all workers."""
     return lambda run: run.kill(signum)
 
 
-def the_launcher(signum: int) -> Callable[[Beside], None]:
+def the_launcher(signum: int) -> Callable[[BackgroundRun], None]:
     return lambda run: os.kill(run.pid, signum)
 
 
-def the_last_worker(signum: int) -> Callable[[Beside], None]:
+def the_last_worker(signum: int) -> Callable[[BackgroundRun], None]:
     return lambda run: os.kill(run.workers()[-1], signum)
 
 
@@ -70,7 +70,7 @@ WAYS = {
 }
 
 
-def in_the_middle(run: Beside, outputs: Path, steps: int = 3) -> None:
+def in_the_middle(run: BackgroundRun, outputs: Path, steps: int = 3) -> None:
     wait_until(lambda: steps_logged(outputs) >= steps or run.ended())
     assert not run.ended(), run.stderr
 
@@ -93,7 +93,7 @@ def test_stopped_and_continued(
 ) -> None:
     words = (*RUN, *CLUSTERS[cluster])
     again = (*words, f"output_dir={tmp_path / 'out'}", "resume=auto")
-    with beside(*again, folder=tmp_path / "log") as run:
+    with background_run(*again, folder=tmp_path / "log") as run:
         in_the_middle(run, tmp_path / "out", random.Random(f"{cluster} {way}").randrange(1, 6))
         WAYS[way](run)
         WAYS[way](run)  # those who end a job may tell some of its processes twice
@@ -121,7 +121,7 @@ def test_stopped_and_continued(
 def test_a_second_signal_ends_at_once(signum: int, every: int, said: str, tmp_path: Path) -> None:
     """The first signal finds no end of a step, because a worker stands still."""
     words = ("training.max_steps=10000", f"training.checkpoint_every={every}", "cluster.workers=2")
-    with beside(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
+    with background_run(*words, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
         in_the_middle(run, tmp_path / "out")
         stopped = run.workers()[1]
         stand_still(stopped)
@@ -146,7 +146,7 @@ def test_a_second_signal_ends_at_once(signum: int, every: int, said: str, tmp_pa
 )
 def test_a_sweep_is_stopped_as_a_whole(signum: int, code: int, tmp_path: Path) -> None:
     words = ("-m", "seed=1,2", "training.max_steps=10000", "cluster=simulated", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log") as run:
+    with background_run(*words, folder=tmp_path / "log") as run:
         in_the_middle(run, tmp_path / "out")
         run.kill(signum)
         assert run.wait() == code, run.stderr
@@ -160,7 +160,7 @@ def test_nohup_keeps_a_run_alive(tmp_path: Path) -> None:
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
     words = ("training.max_steps=40", "cluster.workers=2", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log", before=ignore) as run:
+    with background_run(*words, folder=tmp_path / "log", before=ignore) as run:
         in_the_middle(run, tmp_path / "out")
         run.kill(signal.SIGHUP)
         assert run.wait() == 0, run.stderr
@@ -174,7 +174,7 @@ def test_workers_save_when_their_agent_dies(tmp_path: Path) -> None:
     if agent == 0:
         for rank in range(2):
             named = {"RANK": f"{rank}", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{port}"}
-            started = Beside(*words, folder=tmp_path / f"rank-{rank}", before=partial(os.environ.update, named))
+            started = BackgroundRun(*words, folder=tmp_path / f"rank-{rank}", before=partial(os.environ.update, named))
             (tmp_path / f"{rank}").write_text(f"{started.pid}")
         signal.pause()
     try:
@@ -194,7 +194,7 @@ def test_asked_before_training_began(moment: str, tmp_path: Path, monkeypatch: p
     def ask() -> None:
         monkeypatch.setattr(moment, lambda *arguments, **more: signal.raise_signal(signal.SIGTERM))
 
-    with beside(f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log", before=ask) as run:
+    with background_run(f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log", before=ask) as run:
         assert run.wait() == STOPPED
         assert run.stderr == "stopped on request before training began\n"
     assert {summary(path.parent)["status"] for path in tmp_path.glob("out/*/summary.json")} <= {"stopped"}

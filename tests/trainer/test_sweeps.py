@@ -1,4 +1,4 @@
-"""What Hydra's sweepers and launchers are told: the metric of each run, and which runs failed."""
+"""Results that Hydra's sweepers and launchers receive: the metric of each run, and the failed runs."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hydra.core.utils import JobReturn, JobStatus, run_job
 from hydra.plugins.launcher import Launcher
 from omegaconf import open_dict
 
-from tests.support.driver import ROOT, beside, command, here, only_run, summary, wait_until
+from tests.support.driver import ROOT, background_run, command, here, only_run, summary, wait_until
 from trainer.command_line import STOPPED
 from trainer.runs import Run, UnfinishedError
 from trainer.task import Task
@@ -88,7 +88,7 @@ def test_a_non_finite_metric_is_nan(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_stopped_sweep_starts_no_further_run(tmp_path: Path) -> None:
     words = ("-m", "seed=1,2,3", "compressor=none", "cluster=simulated", f"output_dir={tmp_path / 'out'}")
-    with beside(*words, folder=tmp_path / "log") as run:
+    with background_run(*words, folder=tmp_path / "log") as run:
         wait_until(lambda: '"train"' in "".join(path.read_text() for path in tmp_path.glob("out/*/metrics.jsonl")))
         run.kill(signal.SIGTERM)
         assert run.wait() == STOPPED

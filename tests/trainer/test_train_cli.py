@@ -17,7 +17,7 @@ from spardl.basics.version import __version__
 from tests.support.driver import (
     ROOT,
     STARTED_BY,
-    beside,
+    background_run,
     command,
     events,
     free_port,
@@ -64,7 +64,7 @@ def check_folder(folder: Path, steps: int = 2) -> None:
 
 
 def test_the_main_job_logs_offline_without_a_question(tmp_path: Path) -> None:
-    """With W&B's defaults, nobody logged in, and no terminal."""
+    """With W&B's defaults, without a login and without a terminal."""
     (tmp_path / "home").mkdir()
     environment = {name: value for name, value in os.environ.items() if not name.startswith("WANDB_")}
     done = subprocess.run(
@@ -276,7 +276,7 @@ def test_options_are_those_of_hydra() -> None:
 
 
 def test_no_process_is_left_behind(tmp_path: Path) -> None:
-    with beside(*TINY, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
+    with background_run(*TINY, f"output_dir={tmp_path / 'out'}", folder=tmp_path / "log") as run:
         assert run.wait() == 0
         assert run.stderr == ""
         assert not run.members()

@@ -106,12 +106,12 @@ def test_no_weights_are_left_of_a_training_that_is_over(
     assert not any(weights() is not None for weights in task.weights)
 
 
-def test_what_observers_are_told(tmp_path: Path) -> None:
+def test_observers_receive_all_events(tmp_path: Path) -> None:
     book = Notebook()
     summary = trainer(plan(dense(), max_steps=3, log_every=2, eval_every=0.3), tmp_path, observers=[book]).fit()
-    told = [event[:2] for event in book.told]
+    reported = [event[:2] for event in book.reported]
     steps = [("step", 1), ("step", 2), ("train", 2), ("eval", 2), ("step", 3), ("train", 3), ("eval", 3)]
-    assert told == [("begin", 0), *steps, ("end",)]
+    assert reported == [("begin", 0), *steps, ("end",)]
     assert summary["final"].items() <= book.of("eval")[-1][1].items()
     assert summary["best"] == max(values["accuracy"] for _, values in book.of("eval"))
     assert book.of("train")[0][1]["bytes/sent"] == pytest.approx(summary["step_bytes"], rel=0.01)
@@ -121,13 +121,13 @@ class Phases(Observer):
     """Writes down what is going on, and what is done."""
 
     def __init__(self) -> None:
-        self.told: list[str | int | None] = []
+        self.reported: list[str | int | None] = []
 
     def phase(self, what: str | None) -> None:
-        self.told.append(what)
+        self.reported.append(what)
 
     def step(self, step: int) -> None:
-        self.told.append(step)
+        self.reported.append(step)
 
 
 def test_long_phases_are_announced(tmp_path: Path) -> None:
@@ -136,10 +136,10 @@ def test_long_phases_are_announced(tmp_path: Path) -> None:
     trainer(made, tmp_path, observers=[book]).fit()
     saving = ["checking the weights", "saving a checkpoint"]
     end = ["comparing replicas", "checking the weights", "evaluating", "saving a checkpoint", "comparing replicas"]
-    assert book.told == ["building the model", "first step", 1, *saving, None, 2, *end]
+    assert book.reported == ["building the model", "first step", 1, *saving, None, 2, *end]
     again = Phases()
     trainer(made, tmp_path, checkpoint=list_checkpoints(tmp_path / "checkpoints")[0], observers=[again]).fit()
-    assert again.told == ["loading the checkpoint", "first step", 2, *end]
+    assert again.reported == ["loading the checkpoint", "first step", 2, *end]
 
 
 def test_the_seconds_of_a_step_are_those_of_the_table(tmp_path: Path) -> None:

@@ -89,7 +89,7 @@ def test_a_diverged_run_is_not_finished(tmp_path: Path) -> None:
     book = Notebook()
     with pytest.raises(TrainingError, match="are no longer finite at step 4; "):
         trainer(plan(dense(), lr=1e308, max_steps=4, log_every=100), tmp_path, observers=[book]).fit()
-    assert ("end",) not in book.told
+    assert ("end",) not in book.reported
     assert book.of("eval") == []
     assert not (tmp_path / "checkpoints").exists()
 
@@ -137,7 +137,7 @@ def test_a_moment_that_overflows(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["weights", "loss"])
 def test_all_workers_end_together(broken: str, tmp_path: Path) -> None:
-    """What only one of them sees; nobody is left waiting."""
+    """An event that only one worker sees; no worker is left waiting."""
 
     def work(cluster: Cluster) -> str:
         (rank,) = cluster.local_ranks

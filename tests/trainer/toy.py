@@ -126,28 +126,28 @@ def trainer(
 
 
 class Notebook(Observer):
-    """Writes down what it is told."""
+    """Records the events that it receives."""
 
     def __init__(self) -> None:
-        self.told: list[tuple[Any, ...]] = []
+        self.reported: list[tuple[Any, ...]] = []
 
     def begin(self, step: int, total: int) -> None:
-        self.told.append(("begin", step, total))
+        self.reported.append(("begin", step, total))
 
     def step(self, step: int) -> None:
-        self.told.append(("step", step))
+        self.reported.append(("step", step))
 
     def metrics(self, kind: str, step: int, values: Mapping[str, float]) -> None:
-        self.told.append((kind, step, dict(values)))
+        self.reported.append((kind, step, dict(values)))
 
     def end(self, summary: Mapping[str, Any]) -> None:
-        self.told.append(("end",))
+        self.reported.append(("end",))
 
     def close(self) -> None:
-        self.told.append(("close",))
+        self.reported.append(("close",))
 
     def of(self, kind: str) -> list[tuple[int, dict[str, float]]]:
-        return [(event[1], event[2]) for event in self.told if event[0] == kind]
+        return [(event[1], event[2]) for event in self.reported if event[0] == kind]
 
 
 class Stopped(Exception):  # noqa: N818 - nothing went wrong

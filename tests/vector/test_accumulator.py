@@ -100,7 +100,7 @@ def by_hand(values: Tensor, part: Range) -> list[int]:
 
 @pytest.mark.parametrize("name", PATHS)
 @given(st.integers(0, 10**6), st.lists(st.sampled_from(["take", "take_at", "add", "round"]), max_size=6), st.data())
-def test_a_list_of_candidates_is_told_of_every_change(
+def test_a_list_of_candidates_is_reported_of_every_change(
     name: str, seed: int, changes: list[str], data: st.DataObject
 ) -> None:
     length, halves = 300, [Range(0, 150, 6), Range(150, 300, 6)]
@@ -111,7 +111,7 @@ def test_a_list_of_candidates_is_told_of_every_change(
             candidates.add(values, None)
             vector = Accumulator(values, candidates, Wire("bfloat16"))
             assert vector.largest(halves).tolist() == picked(vector, halves)
-        # What it is not told of, it does not see: there is a list.
+        # It does not see changes that were not reported to it: there is a list.
         smallest = int(values.abs().argmin())
         values[smallest] += 100
         assert smallest not in vector.largest(halves).tolist()
@@ -238,14 +238,14 @@ def test_a_look_that_is_not_needed_is_not_taken() -> None:
     vector.forget_overflows()
     assert vector.values.tolist() == [1.0, 0.0]
     assert vector.bound.value == 1
-    told = Accumulator(torch.tensor([1.0, 3.0]), bound=Bound(2.0))
-    told.settle(3.0)
-    vector.values[1] = told.values[1] = 5
-    for each in (vector, told):
+    bounded = Accumulator(torch.tensor([1.0, 3.0]), bound=Bound(2.0))
+    bounded.settle(3.0)
+    vector.values[1] = bounded.values[1] = 5
+    for each in (vector, bounded):
         before = each.bound.value
         each.forget_overflows()
         assert each.bound.value == before
-    assert told.bound.value == 3
+    assert bounded.bound.value == 3
 
 
 @st.composite

@@ -231,7 +231,7 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
     assert same_bits(values, reference)
     check_cuts(values, case.parts, found.positions, found.cuts)
     check_cuts(values, case.parts, other.positions, other.cuts)
-    # They may look at less or more: k of 0 or all asks nobody, and only the compiled one may lack room.
+    # They may look at less or more: k of 0 or all needs no search, and only the compiled one may lack room.
     for part, looked, others in zip(case.parts, found.looked, other.looked, strict=True):
         if listed.get(part[:2], -1) >= 0 and 0 < part.k < part.stop - part.start:
             assert looked == others

@@ -72,7 +72,7 @@ class Figure(NamedTuple):
         """Confidence interval of the mean; a point if the result is deterministic."""
         return range_of_mean(self.values) if len(self.values) > 1 else Range(*[self.values[0]] * 3)
 
-    def told(self, unit: str = "") -> str:
+    def describe(self, unit: str = "") -> str:
         """The figure with its name and its remark."""
         return f"{shown(self.range, unit)} ({'; '.join(filter(None, (self.name, self.remark)))})"
 

@@ -43,7 +43,7 @@ class UpTo(Rule):
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
         best = max(figures, key=lambda figure: figure.mean)
-        return _ends(best.told("x"), [("best", best, self.published)])
+        return _ends(best.describe("x"), [("best", best, self.published)])
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ class Between(Rule):
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
         least, *_, greatest = _ordered([*figures, *figures])
-        ours = f"{least.told('x')} to {greatest.told('x')}"
+        ours = f"{least.describe('x')} to {greatest.describe('x')}"
         return _ends(ours, [("least", least, self.low), ("greatest", greatest, self.high)])
 
 
@@ -69,7 +69,7 @@ def _ends(ours: str, ends: Sequence[tuple[str, Figure, float]]) -> Finding:
     short, beyond, weak = list[str](), list[str](), list[tuple[float, float]]()
     for name, figure, published in ends:
         if not (figure.mean > 1 and figure.range.low > 1):
-            short.append(f"the {name} is not a gain: {figure.told('x')}")
+            short.append(f"the {name} is not a gain: {figure.describe('x')}")
             continue
         share, said = _share(figure.mean, published), f"the {name}, {figure.mean:.4g}x, is"
         if share < HALF:
@@ -104,7 +104,7 @@ class Keeps(Rule):
     def judge(self, figures: Sequence[Figure]) -> Finding:
         worst = _ordered(figures)[0]
         lost = _share(worst.mean, self.published)
-        ours, compared = worst.told("%"), f"{lost:.2g} of the loss of {show(self.published, '%')} in logarithms"
+        ours, compared = worst.describe("%"), f"{lost:.2g} of the loss of {show(self.published, '%')} in logarithms"
         if lost > 1 / HALF:
             return Finding(Verdict.NOT, ours, compared)
         if lost < 1 / BEYOND:
@@ -132,7 +132,7 @@ class AtMost(Rule):
 
     def judge(self, figures: Sequence[Figure]) -> Finding:
         ordered, sign = _ordered(figures), self.side[1]
-        ours = " to ".join(dict.fromkeys(end.told(self.unit) for end in (ordered[0], ordered[-1])))
+        ours = " to ".join(dict.fromkeys(end.describe(self.unit) for end in (ordered[0], ordered[-1])))
         wrong = [figure for figure in figures if sign * figure.mean > sign * self.published]
         if not wrong:
             every = "it is" if len(figures) == 1 else f"all of {len(figures)} figures are"
@@ -260,14 +260,14 @@ class Order(Rule):
         pairs = [*pairwise(figures), (figures[0], figures[-1])]
         *steps, whole = (difference_of(better.values, worse.values) for better, worse in pairs)
         named = zip(pairs, steps, strict=False)
-        told = "; ".join(f"{better.name} less {worse.name}: {shown(found)}" for (better, worse), found in named)
+        differences = "; ".join(f"{better.name} less {worse.name}: {shown(found)}" for (better, worse), found in named)
         if all(found.low > 0 for found in steps):
-            return Finding(Verdict.REPRODUCED, ours, told)
+            return Finding(Verdict.REPRODUCED, ours, differences)
         if all(found.mean > 0 for found in steps) and whole.low > 0:
-            return Finding(Verdict.DIRECTION, ours, f"not every difference exceeds the spread of seeds: {told}")
+            return Finding(Verdict.DIRECTION, ours, f"not every difference exceeds the spread of seeds: {differences}")
         opposite = any(found.high < 0 for found in (*steps, whole))
         words = "in part the opposite order, beyond" if opposite else "no such order beyond"
-        return Finding(Verdict.NOT, ours, f"{words} the spread of seeds: {told}")
+        return Finding(Verdict.NOT, ours, f"{words} the spread of seeds: {differences}")
 
 
 @dataclass(frozen=True)
@@ -285,12 +285,12 @@ class InnerBest(Rule):
         ours = ", ".join(f"{figure.name}: {show(figure.mean, self.unit)}" for figure in figures)
         first, last = figures[0], figures[-1]
         saved, lost = (difference_of(end.values, best.values) for end in (first, last))
-        told = (
+        differences = (
             f"{best.name} is the least; {first.name} takes {shown(saved, self.unit)} more, {last.name} "
             f"{shown(lost, self.unit)} more"
         )
         if saved.low <= 0:
-            return Finding(Verdict.NOT, ours, f"nothing is below the first beyond the spread of seeds: {told}")
+            return Finding(Verdict.NOT, ours, f"nothing is below the first beyond the spread of seeds: {differences}")
         if lost.low <= 0:
-            return Finding(Verdict.DIRECTION, ours, f"the turn is not beyond the spread of seeds: {told}")
-        return Finding(Verdict.REPRODUCED, ours, told)
+            return Finding(Verdict.DIRECTION, ours, f"the turn is not beyond the spread of seeds: {differences}")
+        return Finding(Verdict.REPRODUCED, ours, differences)

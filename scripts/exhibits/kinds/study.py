@@ -442,12 +442,12 @@ class StudyRates(MethodComparison):
             best = best_of(means, case.lower)
             share = share_of_bytes(each.data for each in self.outcomes(plan, case, best, results))
             shown = {name.removeprefix(row).lstrip(", "): means.get(name) for name in names}
-            told = (f"{name}: {'failed' if value is None else f'{value:.4g}'}" for name, value in shown.items())
+            reported = (f"{name}: {'failed' if value is None else f'{value:.4g}'}" for name, value in shown.items())
             gaps = dense and row != DENSE and [one - other for one, other in zip(chosen, dense, strict=True)]
             cells = [
                 Cell(best.removeprefix(row).lstrip(", ")),
                 *_values_cells(chosen),
-                Cell(", ".join(told)),
+                Cell(", ".join(reported)),
                 *(_values_cells(gaps) if gaps else [Cell("-")] * 2),
                 number(share, ".2%"),
             ]

@@ -40,26 +40,26 @@ def test_callback_gets_each_item_once_own_first(workers: int) -> None:
     cluster, sizes = SimulatedCluster(workers, NETWORK), [1] * workers
 
     def program(worker: Worker) -> Program[list[tuple[int, float]]]:
-        told: list[tuple[int, float]] = []
+        received: list[tuple[int, float]] = []
         item = torch.tensor([float(worker.rank)])
-        use = lambda position, found: told.append((position, found.item()))  # noqa: E731
+        use = lambda position, found: received.append((position, found.item()))  # noqa: E731
         yield from all_gather_around(whole_team(worker), item, sizes, sizes, use)
-        return told
+        return received
 
-    for rank, told in enumerate(cluster.run([program(worker) for worker in cluster.local_workers])):
-        assert told == [(each % workers, float(each % workers)) for each in range(rank, rank + workers)]
+    for rank, received in enumerate(cluster.run([program(worker) for worker in cluster.local_workers])):
+        assert received == [(each % workers, float(each % workers)) for each in range(rank, rank + workers)]
 
 
 def test_callback_runs_while_items_are_in_flight() -> None:
-    told: list[int] = []
+    received: list[int] = []
     team, item = Team(range(4), 1), torch.zeros(1)
-    steps = all_gather_around(team, item, [1] * 4, [1] * 4, lambda position, found: told.append(position))
+    steps = all_gather_around(team, item, [1] * 4, [1] * 4, lambda position, found: received.append(position))
     for known in ([1], [1, 2]):
         exchange = next(steps)
         assert isinstance(exchange, Exchange)
         assert exchange.meanwhile is not None
         exchange.meanwhile()
-        assert told == known
+        assert received == known
     with pytest.raises(StopIteration):
         next(steps)
-    assert told == [1, 2, 3, 0]
+    assert received == [1, 2, 3, 0]

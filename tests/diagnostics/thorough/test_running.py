@@ -53,8 +53,8 @@ def _rows(monkeypatch: pytest.MonkeyPatch, *checks: Check, answer: Any = None) -
 
     def run(self: Any, check: Check, seconds: float) -> dict[str, Any]:
         begun.append(check.name)
-        told = ok("well", {})
-        return answer or {"verdict": told.verdict.value, "text": told.text, "figures": {}}
+        reported = ok("well", {})
+        return answer or {"verdict": reported.verdict.value, "text": reported.text, "figures": {}}
 
     monkeypatch.setattr(running._Program, "run", run)
     monkeypatch.setattr(running, "all_checks", lambda: checks)

@@ -55,7 +55,7 @@ def test_the_validation_part_may_be_held_out(small):
 
 @pytest.mark.parametrize("part", ["train", "test"])
 @pytest.mark.parametrize("content", [None, b"", b"\xfe\xff", b"a\0b"])
-def test_missing_or_damaged_files_are_told_in_one_line(small, part, content):
+def test_missing_or_damaged_files_are_reported_in_one_line(small, part, content):
     path = small / "ptb" / f"ptb.{part}.txt"
     path.unlink()
     if content is not None:
@@ -216,7 +216,7 @@ def test_articles_in_pieces_of_their_own(load, small_of_wikitext, tmp_path):
 @pytest.mark.parametrize("name", ["wikitext2", "wikitext2_articles", "wikitext2_chars", "wikitext2_pieces"])
 @pytest.mark.parametrize("part", ["train", "test"])
 @pytest.mark.parametrize("content", [None, b"", b"\xfe\xff", b"a\0b"])
-def test_wikitext_missing_or_damaged_files_are_told_in_one_line(load, small_of_wikitext, name, part, content):
+def test_wikitext_missing_or_damaged_files_are_reported_in_one_line(load, small_of_wikitext, name, part, content):
     path = small_of_wikitext / "wikitext-2" / f"{part}.txt"
     path.unlink()
     if content is not None:
@@ -372,7 +372,7 @@ def test_a_changed_file_is_read_again(small_of_wikipedia):
 
 
 @pytest.mark.parametrize("download", [False, True])
-def test_missing_text_is_told_in_one_line(tmp_path, download):
+def test_missing_text_is_reported_in_one_line(tmp_path, download):
     (tmp_path / "wikipedia").mkdir()
     (tmp_path / "wikipedia" / "dump.xml").write_text("no plain text")
     with pytest.raises(DataError) as caught:
@@ -385,7 +385,7 @@ def test_missing_text_is_told_in_one_line(tmp_path, download):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xfe\xff", b"a\0b"])
-def test_damaged_text_is_told_in_one_line_and_not_cached(small_of_wikipedia, content):
+def test_damaged_text_is_reported_in_one_line_and_not_cached(small_of_wikipedia, content):
     path = small_of_wikipedia / "wikipedia" / "AB" / "text.txt"
     path.write_bytes(content)
     with pytest.raises(DataError) as caught:
@@ -395,7 +395,7 @@ def test_damaged_text_is_told_in_one_line_and_not_cached(small_of_wikipedia, con
     assert not list((small_of_wikipedia / "cache").glob("*.safetensors"))
 
 
-def test_a_missing_vocabulary_is_told(small_of_wikipedia):
+def test_a_missing_vocabulary_is_reported(small_of_wikipedia):
     (small_of_wikipedia / "bert-base-uncased" / "vocab.txt").unlink()
     with pytest.raises(DataError, match=r"wikipedia is missing: \S+vocab.txt does not exist"):
         load_of_wikipedia(small_of_wikipedia)
@@ -422,7 +422,7 @@ def test_text_is_read_as_it_stands(tmp_path):
     assert read_text("thing", tmp_path / "a.txt", "") == "ä\n b \n\n"
 
 
-def test_a_missing_file_is_told(tmp_path):
+def test_a_missing_file_is_reported(tmp_path):
     assert "thing is missing" in refusal(tmp_path / "none.txt")
 
 
@@ -436,7 +436,7 @@ def test_a_missing_file_is_told(tmp_path):
         (b"text\0\0\0", "contains binary data"),
     ],
 )
-def test_what_is_no_text_is_told_as_damage(tmp_path, content, fault):
+def test_other_content_than_text_is_reported_as_damage(tmp_path, content, fault):
     path = tmp_path / "a.txt"
     path.write_bytes(content)
     message = refusal(path)
@@ -444,7 +444,7 @@ def test_what_is_no_text_is_told_as_damage(tmp_path, content, fault):
     assert fault in message
 
 
-def test_what_is_no_file_is_told(tmp_path):
+def test_a_directory_instead_of_a_file_is_reported(tmp_path):
     assert "thing cannot be read" in refusal(tmp_path)
 
 

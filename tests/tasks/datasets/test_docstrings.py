@@ -78,7 +78,7 @@ def test_a_number_of_classes_that_cannot_be_is_refused(classes):
         docstrings("/nowhere", classes=classes)
 
 
-def test_a_python_without_sources_is_told(tmp_path, monkeypatch):
+def test_a_python_without_sources_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(module.sysconfig, "get_path", lambda _: str(tmp_path))
     with pytest.raises(DataError) as caught:
         docstrings(str(tmp_path))

@@ -229,7 +229,7 @@ def test_of_two_processes_at_once_one_makes_it(tmp_path):
     assert len((tmp_path / "log").read_text().splitlines()) == 1
 
 
-def test_a_lock_that_nobody_releases_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_lock_that_is_never_released_is_reported_in_one_line(tmp_path, monkeypatch):
     cached(tmp_path, "thing", {}, make)
     monkeypatch.setattr(module, "PATIENCE", 0.0)
     with FileLock(kept(tmp_path).with_suffix(".lock")), pytest.raises(DataError) as caught:
@@ -238,7 +238,7 @@ def test_a_lock_that_nobody_releases_is_told_in_one_line(tmp_path, monkeypatch):
     assert "\n" not in str(caught.value)
 
 
-def test_a_folder_that_cannot_be_made_is_told_in_one_line(tmp_path):
+def test_a_folder_that_cannot_be_made_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError) as caught:
         cached(tmp_path / "file" / "cache", "thing", {}, never)
@@ -317,7 +317,7 @@ def test_a_file_is_put_where_it_belongs(origin, target, algorithm):
 
 
 def test_an_archive_is_unpacked(origin, target):
-    archive = pack(origin / "a.tar.gz", {"top/x": b"1", "top/sub/y": b"2", "beside": b"3"})
+    archive = pack(origin / "a.tar.gz", {"top/x": b"1", "top/sub/y": b"2", "outside": b"3"})
     fetch("thing", [served(archive, "top")], target)
     assert left(target) == ["top", "top/sub", "top/sub/y", "top/x"]
     assert (target / "top/sub/y").read_bytes() == b"2"
@@ -341,7 +341,7 @@ def test_other_bytes_than_expected_are_refused(origin, target):
     assert "sha256" in message
 
 
-def test_a_file_that_is_not_there_is_told(origin, target):
+def test_a_file_that_is_not_there_is_reported(origin, target):
     refusal(Remote((origin / "none").as_uri(), "md5:0", "none"), target)
 
 
@@ -369,7 +369,7 @@ def test_an_archive_that_reaches_outside_is_refused(origin, target):
     assert not list(target.parent.rglob("evil"))
 
 
-def test_download_a_folder_that_cannot_be_made_is_told_in_one_line(origin, tmp_path):
+def test_download_a_folder_that_cannot_be_made_is_reported_in_one_line(origin, tmp_path):
     (origin / "a").write_bytes(b"content")
     (tmp_path / "file").write_text("in the way")
     with pytest.raises(DataError, match=r"thing cannot be downloaded into \S+file"):

@@ -183,7 +183,7 @@ def test_placeholder_data_has_original_shapes():
     assert torch.equal(dataset.train.images, houses("/nowhere", stand_in=True).train.images)
 
 
-def test_the_price_can_be_told_from_the_stand_in():
+def test_the_stand_in_determines_the_price():
     dataset = houses("/nowhere", image_size=16, stand_in=True)
     coarse = [
         torch.nn.functional.avg_pool2d(part.images.double(), 4).flatten(1) for part in (dataset.train, dataset.test)

@@ -73,7 +73,7 @@ def test_normalises_by_channel(small_cifar10):
     ("load", "name", "folder"),
     [(cifar10, "cifar10", "cifar-10-batches-py"), (cifar100, "cifar100", "cifar-100-python")],
 )
-def test_missing_data_are_told_in_one_line(load, name, folder, tmp_path):
+def test_missing_data_are_reported_in_one_line(load, name, folder, tmp_path):
     with pytest.raises(DataError) as caught:
         load(str(tmp_path))
     message = str(caught.value)
@@ -84,14 +84,14 @@ def test_missing_data_are_told_in_one_line(load, name, folder, tmp_path):
     assert "SPARDL_DATA" in message
 
 
-def test_a_changed_file_is_told_as_damage(small_cifar10):
+def test_a_changed_file_is_reported_as_damage(small_cifar10):
     (small_cifar10 / "cifar-10-batches-py" / "data_batch_2").write_bytes(b"short")
     with pytest.raises(DataError, match="cifar10 is damaged"):
         cifar10(str(small_cifar10))
 
 
 @pytest.mark.parametrize("content", [b"", b"no pickle", pickle.dumps({"labels": [1]}), pickle.dumps([1])[:-1]])
-def test_unreadable_files_are_told_as_damage(small_cifar10, monkeypatch, content):
+def test_unreadable_files_are_reported_as_damage(small_cifar10, monkeypatch, content):
     path = small_cifar10 / "cifar-10-batches-py" / "data_batch_1"
     path.write_bytes(content)
     listed = [[path.name, hashlib.md5(content).hexdigest()]]
@@ -100,7 +100,7 @@ def test_unreadable_files_are_told_as_damage(small_cifar10, monkeypatch, content
         cifar10(str(small_cifar10))
 
 
-def test_a_failed_download_is_told_in_one_line(tmp_path, monkeypatch):
+def test_a_failed_download_is_reported_in_one_line(tmp_path, monkeypatch):
     def fail(self):
         raise OSError("no route\nto host")
 

@@ -132,7 +132,7 @@ def test_characters_as_a_stand_in_have_a_caveat():
     assert torch.equal(text.train.tokens, module.load_pydocs_chars().train.tokens)
 
 
-def test_a_python_without_the_text_is_told(monkeypatch):
+def test_a_python_without_the_text_is_reported(monkeypatch):
     monkeypatch.setitem(sys.modules, "pydoc_data.topics", None)
     with pytest.raises(DataError, match="standard library"):
         module.load_pydocs()
@@ -170,12 +170,12 @@ def test_pieces_are_numbered_by_line(tmp_path, end):
     assert read_word_pieces("thing", str(tmp_path), 7) == {piece: number for number, piece in enumerate(PIECES)}
 
 
-def test_a_missing_vocabulary_is_told(tmp_path):
+def test_a_missing_vocabulary_is_reported(tmp_path):
     assert "thing is missing" in refusal(tmp_path, 7)
 
 
 @pytest.mark.parametrize("cut", [1, 4, 12])
-def test_a_truncated_vocabulary_is_told(tmp_path, cut):
+def test_a_truncated_vocabulary_is_reported(tmp_path, cut):
     write(tmp_path, "\n".join(PIECES).encode()[:-cut])
     if cut == 1:  # the last piece lost a letter, which nothing but a checksum could tell
         assert len(read_word_pieces("thing", str(tmp_path), 7)) == 7
@@ -184,7 +184,7 @@ def test_a_truncated_vocabulary_is_told(tmp_path, cut):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b"a\0b", b"a\nb\nc\nd\ne\nf\ng\n", b"\n".join([b"a"] * 7)])
-def test_another_file_is_told_as_damage(tmp_path, content):
+def test_another_file_is_reported_as_damage(tmp_path, content):
     write(tmp_path, content)
     assert "thing is damaged" in refusal(tmp_path, 7)
 
@@ -227,7 +227,7 @@ def test_pieces_are_learned_from_the_training_documents_once(tmp_path):
     assert len(calls) == 2
 
 
-def test_a_vocabulary_without_room_for_the_letters_is_refused(tmp_path):
+def test_a_vocabulary_too_small_for_the_letters_is_refused(tmp_path):
     with pytest.raises(ConfigError, match=r"dataset\.vocab_size must be at least 9 .*, got 8"):
         learned_text("thing", str(tmp_path), 8, "source", lambda: [[["ab"]], [["a"]]])
     assert not list(tmp_path.glob("*.safetensors"))

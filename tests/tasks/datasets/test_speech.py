@@ -120,7 +120,7 @@ def test_the_stand_in_reads_nothing(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
-def test_missing_data_are_told_in_one_line(tmp_path):
+def test_missing_data_are_reported_in_one_line(tmp_path):
     message = refusal(tmp_path / "an4")
     assert f"an4 is missing: {tmp_path / 'an4'} does not exist; download an4_sphere.tar.gz from http" in message
     assert "SPARDL_DATA" in message
@@ -162,7 +162,7 @@ def test_a_recording_of_another_form(folder, samples, rate, wrong):
 
 
 @pytest.mark.parametrize(
-    ("file", "content", "told"),
+    ("file", "content", "complaint"),
     [
         (
             "an4_test.transcription",
@@ -181,9 +181,9 @@ def test_a_recording_of_another_form(folder, samples, rate, wrong):
         ("an4_test.fileids", b"x/y", "has no line for y, but an4_test.fileids lists it"),
     ],
 )
-def test_lists_that_do_not_fit(folder, file, content, told):
+def test_lists_that_do_not_fit(folder, file, content, complaint):
     (folder / "etc" / file).write_bytes(content)
-    assert told.format(folder=folder) in refusal(folder)
+    assert complaint.format(folder=folder) in refusal(folder)
 
 
 def test_an_empty_split(folder):

@@ -81,7 +81,7 @@ def test_pictures_are_pattern_plus_noise():
     assert not torch.equal(noise, other)
 
 
-def test_the_class_can_be_told_from_the_picture():
+def test_the_class_is_visible_in_the_picture():
     train, test = class_splits(700, 70, num_classes=7, channels=3, size=16)
     seen, asked = train.batch(torch.arange(700), None), test.batch(torch.arange(70), None)
     means = torch.stack([seen["images"][seen["labels"] == label].mean(0) for label in range(7)])

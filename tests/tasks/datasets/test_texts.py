@@ -79,26 +79,26 @@ def test_tokens_come_from_the_cache_until_a_file_changes(small, monkeypatch):
 
 
 @pytest.mark.parametrize("folder", REVIEWS)
-def test_a_missing_folder_is_told(small, folder):
+def test_a_missing_folder_is_reported(small, folder):
     target = small / "aclImdb" / folder
     target.rename(small / "away")
     assert f"imdb is missing: {target} does not exist" in refusal(small)
 
 
-def test_missing_reviews_are_told(small):
+def test_missing_reviews_are_reported(small):
     (small / "aclImdb" / "test" / "pos" / "1_5.txt").unlink()
     message = refusal(small)
     assert f"imdb is incomplete: {small / 'aclImdb' / 'test' / 'pos'} has 1 of 2 reviews; delete" in message
 
 
 @pytest.mark.parametrize("content", [b"", b"\xfe\xff", b"a\0b"])
-def test_a_damaged_review_is_told(small, content):
+def test_a_damaged_review_is_reported(small, content):
     path = small / "aclImdb" / "train" / "neg" / "1_5.txt"
     path.write_bytes(content)
     assert f"imdb is damaged: {path}" in refusal(small)
 
 
-def test_a_failed_download_is_told(tmp_path, monkeypatch):
+def test_a_failed_download_is_reported(tmp_path, monkeypatch):
     monkeypatch.setattr(module, "ARCHIVE", Remote((tmp_path / "none.tar.gz").as_uri(), "md5:0", "aclImdb"))
     with pytest.raises(DataError, match="imdb cannot be downloaded"):
         load(tmp_path, download=True)

@@ -26,7 +26,7 @@ import torch
 
 from scripts import choices, learning
 from scripts.benchmarks import hooks
-from scripts.evidence.figure import figure
+from scripts.evidence.overviews import figure
 from scripts.evidence.plans import overview_in
 from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.claims.catalogue import OnDemand, judge_all

@@ -33,9 +33,8 @@ from markupsafe import Markup
 
 from scripts import choices
 from scripts.exhibits.base import Basis, Picture
-from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing, explain
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
-from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.charts.style import SIZE, check_drawing, drawing, explain, looks
 from scripts.exhibits.jobs import events_in
 from scripts.exhibits.kinds.trainings import VIRTUAL
 from scripts.exhibits.measures import (

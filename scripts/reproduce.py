@@ -28,7 +28,7 @@ import torch
 
 from scripts import choices
 from scripts.exhibits.base import SCALES, Exhibit, Results
-from scripts.exhibits.charts.axes import check_drawing
+from scripts.exhibits.charts.style import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.claims.judging import Judgement
 from scripts.exhibits.jobs import Job

@@ -12,8 +12,7 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.evidence.plans import ALONE, DENSE, Overview, Task, first_recorded
-from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing, explain, logarithmic, plain
-from scripts.exhibits.charts.palette import Look, looks
+from scripts.exhibits.charts.style import SIZE, Look, check_drawing, drawing, explain, logarithmic, looks, plain
 from scripts.exhibits.measures import LEAST, seeds
 from scripts.exhibits.records import Records
 from scripts.exhibits.tables import Cell, Row, Table

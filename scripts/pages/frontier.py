@@ -9,7 +9,7 @@ import io
 from collections.abc import Sequence
 
 from scripts.exhibits.base import Results
-from scripts.exhibits.charts.axes import SIZE, TEXT, check_drawing, drawing, explain
+from scripts.exhibits.charts.style import SIZE, TEXT, check_drawing, drawing, explain
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.tables import Table, markdown
 from scripts.pages.marked import replace

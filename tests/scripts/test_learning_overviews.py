@@ -13,7 +13,7 @@ from scripts import docs, learning
 from scripts.evidence import overviews
 from scripts.evidence.overviews import gap, losses_of
 from scripts.evidence.plans import Line, Overview, Task, first_recorded, overview_in
-from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.charts.style import looks
 from scripts.exhibits.records import Record, Records, on_record
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError

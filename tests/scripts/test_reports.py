@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from scripts import report, reproduce
 from scripts.exhibits import base, jobs, tables, working
-from scripts.exhibits.charts import axes, sheets
+from scripts.exhibits.charts import sheets, style
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.pages import page as html_page
 from scripts.exhibits.pages import sections as report_sections
@@ -439,7 +439,7 @@ def test_a_file_that_cannot_be_written(
     reported = capsys.readouterr().err
     assert reported.startswith("error: cannot write the report (")
     assert reported.count("\n") == 1
-    monkeypatch.setattr(axes, "find_spec", lambda _: None)
+    monkeypatch.setattr(style, "find_spec", lambda _: None)
     assert called(monkeypatch, tmp_path / "a", option) == 2
     reported = capsys.readouterr()
     assert reported.err == "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"

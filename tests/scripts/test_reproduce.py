@@ -16,7 +16,7 @@ import pytest
 
 from scripts import reproduce
 from scripts.exhibits import base, jobs, measures, tables, working
-from scripts.exhibits.charts import axes
+from scripts.exhibits.charts import style
 from scripts.exhibits.kinds import trainings
 from spardl.basics.errors import ConfigError, WorkerError
 
@@ -185,7 +185,7 @@ def test_what_cannot_be_asked_for(
 
 
 def test_what_draws_is_missed_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.setattr(axes, "find_spec", lambda _: None)
+    monkeypatch.setattr(style, "find_spec", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "spardl.complexity", "--own", f"--outputs={tmp_path / 'runs'}"])
     assert reproduce.main() == 2
     missing = "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"

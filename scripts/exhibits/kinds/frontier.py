@@ -23,9 +23,8 @@ from scripts.benchmarks.accuracy import trained
 from scripts.benchmarks.ddp_hooks import ALONE, TIMEOUT
 from scripts.benchmarks.plain_loop import planned
 from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
-from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
-from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.charts.style import logarithmic, looks
 from scripts.exhibits.jobs import Computation, Job, Outcome
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.lab import Measurement, in_lab, local, typed

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
-from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.charts.style import looks
 from scripts.exhibits.jobs import Outcome
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
-from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.charts.style import looks
 from scripts.exhibits.jobs import Labels, Outcome, Training
 from scripts.exhibits.kinds import number
 from scripts.exhibits.measures import (

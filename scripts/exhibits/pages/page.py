@@ -14,8 +14,7 @@ from typing import NamedTuple
 from markupsafe import Markup
 
 from scripts.exhibits.base import Basis, Draw, Picture
-from scripts.exhibits.charts import axes
-from scripts.exhibits.charts.palette import Look
+from scripts.exhibits.charts.style import Look, drawing, drawn
 from scripts.exhibits.tables import LONG, Row, Table, render
 from trainer.report import environment, processor
 
@@ -91,9 +90,9 @@ def page(
 def image(draw: Draw, key: Mapping[str, Look], text: str) -> Markup:
     """Draws a figure with the legend ``key`` as an ``img`` element with an SVG and a text for screen readers."""
     out = io.BytesIO()
-    with axes.drawing(svg_fonttype="none", svg_hashsalt="figure", path_simplify_threshold=0.3):
+    with drawing(svg_fonttype="none", svg_hashsalt="figure", path_simplify_threshold=0.3):
         nothing = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        axes.drawn(draw, key).savefig(out, format="svg", transparent=True, metadata=nothing)
+        drawn(draw, key).savefig(out, format="svg", transparent=True, metadata=nothing)
     source = b64encode(out.getvalue()).decode()
     return Markup('<img class="plot" alt="{}" src="data:image/svg+xml;base64,{}">').format(text, source)
 

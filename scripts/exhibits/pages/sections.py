@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from markupsafe import Markup
 
 from scripts.exhibits.base import Exhibit, Results
-from scripts.exhibits.charts.axes import drawing, drawn
+from scripts.exhibits.charts.style import drawing, drawn
 from scripts.exhibits.claims.judging import Finding, Judgement, TaskFinding, Verdict
 from scripts.exhibits.jobs import Job, Training
 from scripts.exhibits.outcomes import NOT_RUN, NOT_RUN_YET

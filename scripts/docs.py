@@ -26,6 +26,7 @@ import torch
 
 from scripts import choices, learning
 from scripts.benchmarks import hooks
+from scripts.choices import answer
 from scripts.evidence.overviews import figure
 from scripts.evidence.plans import overview_in
 from scripts.exhibits.base import Exhibit, Results
@@ -35,9 +36,8 @@ from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
-from scripts.exhibits.working import answer
+from scripts.exhibits.tables import replace_section
 from scripts.pages import break_even, frontier, methods, quotes
-from scripts.pages.marked import replace
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
@@ -65,7 +65,7 @@ def _learning_page(path: str, text: str) -> str:
 
 def _hooks_page(text: str) -> str:
     shown = hooks.shown(json.loads((RECORDS / "torch-hooks.json").read_text()))
-    return replace(text, "hooks", f"\n{shown}\n")
+    return replace_section(text, "hooks", f"\n{shown}\n")
 
 
 def _frontier() -> tuple[Frontier, Results]:

@@ -35,7 +35,7 @@ from scripts import choices
 from scripts.exhibits.base import Basis, Picture
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
 from scripts.exhibits.charts.style import SIZE, check_drawing, drawing, explain, looks
-from scripts.exhibits.jobs import events_in
+from scripts.exhibits.jobs import events_in, machine_of
 from scripts.exhibits.kinds.trainings import VIRTUAL
 from scripts.exhibits.measures import (
     INTERVAL,
@@ -47,7 +47,6 @@ from scripts.exhibits.measures import (
     shown_interval,
     spread,
 )
-from scripts.exhibits.outcomes import machine_of
 from scripts.exhibits.pages import page
 from scripts.exhibits.records import is_training, read_records
 from scripts.exhibits.tables import WRITERS, Cell, Row, Table, markdown

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from scripts.exhibits.base import Results
 from scripts.exhibits.charts.style import SIZE, TEXT, check_drawing, drawing, explain
 from scripts.exhibits.kinds.frontier import Frontier
-from scripts.exhibits.tables import Table, markdown
-from scripts.pages.marked import replace
+from scripts.exhibits.tables import Table, markdown, replace_section
 
 SCALE = "laptop"
 
@@ -31,7 +30,7 @@ def page(text: str, exhibit: Frontier, results: Results, scale: str = SCALE) -> 
         "checks": [exhibit.check(each, results) for each in courses],
     }
     for name, tables in sections.items():
-        text = replace(text, name, f"\n{_shown(tables)}")
+        text = replace_section(text, name, f"\n{_shown(tables)}")
     return text
 
 

@@ -20,8 +20,7 @@ from scripts.exhibits.charts.curves import band
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.measures import metric_curve
 from scripts.exhibits.records import RecordStore
-from scripts.exhibits.tables import markdown
-from scripts.pages.marked import replace, without_missing
+from scripts.exhibits.tables import markdown, replace_section, without_missing
 from spardl.basics.errors import ConfigError
 
 # Curves of the README's figure: entrant of the exhibit, label, color, and offset of the label in points.
@@ -41,7 +40,7 @@ def page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
         ConfigError: If an exhibit, a size or a table does not exist, or a mark has no end.
     """
     for mark in MARK.finditer(text):
-        text = replace(text, mark["section"], f"\n{_table(mark, exhibits, records)}")
+        text = replace_section(text, mark["section"], f"\n{_table(mark, exhibits, records)}")
     return text
 
 

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from scripts import choices
-from scripts.exhibits import jobs, working
+from scripts.exhibits import jobs
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,7 +52,7 @@ def start(folder: Path, file: str, number: int) -> subprocess.CompletedProcess[s
 
 def test_an_array_for_every_number_of_workers(tmp_path: Path) -> None:
     work = [training(14, 1), training(4, 1), training(14, 2)]
-    lines = working.write_arrays(work, tmp_path / "out puts", tmp_path / "report", "paper")
+    lines = jobs.write_arrays(work, tmp_path / "out puts", tmp_path / "report", "paper")
     four, fourteen = (shlex.split(line) for line in lines)
     assert four[:3] == ["sbatch", "--array=0-0%4", "--ntasks=4"]
     assert fourteen[:3] == ["sbatch", "--array=0-1%4", "--ntasks=14"]

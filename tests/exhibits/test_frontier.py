@@ -13,7 +13,7 @@ import pytest
 
 from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
-from scripts.exhibits import base, jobs, records, working
+from scripts.exhibits import base, jobs, records
 from scripts.exhibits.kinds import frontier as kind
 from scripts.exhibits.kinds import lab, races
 from scripts.exhibits.papers.catalogue import catalogue
@@ -231,7 +231,7 @@ def test_a_curve_is_that_of_the_bench(tmp_path: Path) -> None:
     """In real processes; local steps end with an exchange, and so with one loss on all workers."""
     shown = reproduce.chosen(["frontier"])[0]
     work = [job for job in shown.jobs("smoke") if not job.alone][:2]
-    working.complete(work, tmp_path, at_once=1)
+    jobs.complete(work, tmp_path, at_once=1)
     for job in work:
         found = job.find(tmp_path)
         assert found
@@ -261,7 +261,7 @@ def test_in_a_lab_what_is_put_together_is_there(tmp_path: Path) -> None:
 
     def ratio() -> float:
         folder = tmp_path / str(next(attempts))
-        working.complete(work, folder, at_once=1)
+        jobs.complete(work, folder, at_once=1)
         found = base.Results.on_disk(folder, work)
         table = FRONTIER.check(course, found)
         shown = cells(table, f"{course.entrants[0].name}, {1000 * course.gbits[0]:g} Mbit/s")

@@ -15,10 +15,9 @@ from scripts.exhibits import base
 from scripts.exhibits.measures import metric_curve, reached, shown_interval
 from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, without_missing
 from scripts.pages import break_even as tables
 from scripts.pages import quotes
-from scripts.pages.marked import without_missing
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile

@@ -18,7 +18,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scripts import report, reproduce
-from scripts.exhibits import base, jobs, tables, working
+from scripts.exhibits import base, jobs, tables
 from scripts.exhibits.charts import sheets, style
 from scripts.exhibits.kinds import predictions
 from scripts.exhibits.pages import page as html_page
@@ -185,7 +185,7 @@ def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
         kind("x", shares, (("number", number),), f"do {number}")
         for number, kind in enumerate([Alone, jobs.Computation, Alone, jobs.Computation])
     ]
-    working.complete(work, tmp_path, at_once=1)
+    jobs.complete(work, tmp_path, at_once=1)
     reported = capfd.readouterr().out.splitlines()
     assert [line.split("] ")[1] for line in reported[1:]] == ["do 1: done", "do 3: done", "do 0: done", "do 2: done"]
     assert reported[-1].startswith("[4/4, ")

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from scripts import reproduce
-from scripts.exhibits import base, jobs, measures, tables, working
+from scripts.exhibits import base, jobs, measures, tables
 from scripts.exhibits.charts import style
 from scripts.exhibits.kinds import trainings
 from spardl.basics.errors import ConfigError, WorkerError
@@ -96,7 +96,7 @@ def test_a_failure_is_kept_until_it_is_mended(tmp_path: Path) -> None:
 def test_only_what_is_missing_is_done(tmp_path: Path, capfd: Any) -> None:
     work = [computation(number=number) for number in (1, 2)] + [computation(refuse, 3)]
     work[0].perform(tmp_path)
-    working.complete(work, tmp_path, at_once=2)
+    jobs.complete(work, tmp_path, at_once=2)
     out = capfd.readouterr().out
     assert out.startswith("2 of 3 jobs to do\n")
     assert "failed: 3 is no number of mine" in out
@@ -110,11 +110,11 @@ def test_different_words_for_one_run_are_one_job(
     composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, ...]] = []
-    monkeypatch.setattr(working, "_do", lambda missing, *_: done.extend(job.words for job in missing))
+    monkeypatch.setattr(jobs, "_do", lambda missing, *_: done.extend(job.words for job in missing))
     words = ((), ("compressor.density=1e-2",), ("compressor.density=1e-3",))
     work = [jobs.Training(("cluster.workers=2", *own)) for own in words]
     elsewhere = jobs.Training(("cluster.workers=2",), None, "process_group")  # needs a cluster
-    assert working.complete([*work, elsewhere], tmp_path / "runs", 1) == [elsewhere]
+    assert jobs.complete([*work, elsewhere], tmp_path / "runs", 1) == [elsewhere]
     assert len(done) == 2
     assert not (tmp_path / "runs").exists()
 
@@ -214,5 +214,5 @@ def test_what_is_timed_gives_way_to_nothing(tmp_path: Path, monkeypatch: pytest.
 
     noted = tmp_path / "noted"
     monkeypatch.setattr(os, "nice", lambda by: noted.write_text(f"{noted.read_text() if noted.exists() else ''}{by} "))
-    working.complete([computation(), Timed("timed", double, (("number", 3),), "echo")], tmp_path / "runs", at_once=1)
+    jobs.complete([computation(), Timed("timed", double, (("number", 3),), "echo")], tmp_path / "runs", at_once=1)
     assert noted.read_text() == "10 "

@@ -16,8 +16,7 @@ from scripts.exhibits.charts.style import SIZE, SMALL, plain, rows_from_the_top
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.gpu import MODELS, Model, seconds_to_compress
-from scripts.exhibits.outcomes import failed
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, failed
 from spardl.clusters import SimulatedCluster
 from spardl.clusters.network import PRESETS, Network
 from spardl.diagnostics.timeline.model import Work

@@ -23,8 +23,7 @@ from scripts.exhibits.charts.sheets import Figures
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.predictions import Computed, sheet
-from scripts.exhibits.outcomes import row_of
-from scripts.exhibits.tables import Cell, Table
+from scripts.exhibits.tables import Cell, Table, row_of
 from scripts.labs.first_process import LabError
 from spardl.basics.errors import ConfigError, TrainingError
 

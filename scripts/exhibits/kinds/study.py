@@ -17,12 +17,12 @@ from omegaconf import OmegaConf
 from scripts.exhibits.base import Picture, Results, at
 from scripts.exhibits.charts import style
 from scripts.exhibits.charts.style import SMALL, plain, rows_from_the_top
+from scripts.exhibits.jobs import any_failed, machines
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, seconds_cell
 from scripts.exhibits.measures import INTERVAL, share_of_bytes, shown_interval, spread
-from scripts.exhibits.outcomes import any_failed, failed, machines
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, failed
 from trainer.build import CONFIGURATIONS
 
 DENSE = "dense"

@@ -20,9 +20,8 @@ from scripts.exhibits.base import Exhibit, Results
 from scripts.exhibits.charts.style import drawing, drawn
 from scripts.exhibits.claims.judging import Finding, Judgement, TaskFinding, Verdict
 from scripts.exhibits.jobs import Job, Training
-from scripts.exhibits.outcomes import NOT_RUN, NOT_RUN_YET
 from scripts.exhibits.pages.page import Entry, Section, Source, figures, here, in_words, table
-from scripts.exhibits.tables import WRITERS, Cell, Row, Table, render
+from scripts.exhibits.tables import NOT_RUN, NOT_RUN_YET, WRITERS, Cell, Row, Table, render
 from spardl.basics.files import write_atomically
 
 MOST_SOURCES = 12

@@ -17,7 +17,7 @@ from scripts.exhibits import base, jobs, records
 from scripts.exhibits.kinds import frontier as kind
 from scripts.exhibits.kinds import lab, races
 from scripts.exhibits.papers.catalogue import catalogue
-from scripts.pages import frontier
+from scripts.pages.exhibits import frontier_figure
 from tests.support.labs import in_a_lab
 from tests.support.measuring import undisturbed
 from tests.support.shown import axes as axes_of
@@ -194,7 +194,7 @@ def test_a_panel_for_each_link_with_a_line_for_each_method() -> None:
     assert list(dense.get_xdata()) == pytest.approx([5.0, 10.0, 15.0, 20.0, 25.0, 30.0])
     assert list(local.get_xdata()) == pytest.approx([1.25, 2.5, 3.75, 5.0, 6.25, 7.5])
     assert list(local.get_ydata()) == [5.0, 4.0, 3.0, 2.0, 1.5, 1.02]
-    assert frontier.figure(shown, found, "smoke").startswith(b"\x89PNG")
+    assert frontier_figure(shown, found, "smoke").startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])

@@ -30,11 +30,11 @@ from scripts.choices import answer
 from scripts.evidence.overviews import figure
 from scripts.evidence.plans import overview_in
 from scripts.exhibits.base import Exhibit, Results
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims.catalogue import OnDemand, judge_all
 from scripts.exhibits.claims.catalogue import page as claims_page
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.races import Race
-from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.tables import replace_section
 from scripts.pages import break_even, methods

@@ -13,11 +13,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.charts import curves, sheets, style
 from scripts.exhibits.kinds.predictions import sheet
 from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import page, sections
-from scripts.exhibits.papers.catalogue import catalogue
 from tests.support import made_up, shown
 
 

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.exhibits import declared
+from scripts.exhibits import catalogue, declared
 from scripts.exhibits.claims import catalogue as claims_catalogue
 from scripts.exhibits.kinds import trainings
-from scripts.exhibits.papers import catalogue
 from spardl.basics.errors import ConfigError
 
 PAPER = """\

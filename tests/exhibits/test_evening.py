@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from scripts.exhibits import base, jobs
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims.figures import too_short
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.kinds.watched import configuration
-from scripts.exhibits.papers.catalogue import catalogue
 from trainer.build import build_dataset, build_plan
 
 KNOWN = catalogue()

@@ -14,9 +14,9 @@ import pytest
 from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
 from scripts.exhibits import base, jobs, records
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.kinds import frontier as kind
 from scripts.exhibits.kinds import lab, races
-from scripts.exhibits.papers.catalogue import catalogue
 from scripts.pages.exhibits import frontier_figure
 from tests.support.labs import in_a_lab
 from tests.support.measuring import undisturbed

@@ -14,9 +14,9 @@ import pytest
 
 from scripts import bench
 from scripts.exhibits import base, jobs
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.kinds import lab
 from scripts.exhibits.kinds.gpu import MODELS
-from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters.profile import Profile
 from tests.support import shown

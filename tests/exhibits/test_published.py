@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from scripts import reproduce
-from scripts.exhibits import published
+from scripts.exhibits import catalogue as published
 from scripts.exhibits.base import Results
-from scripts.exhibits.papers.catalogue import catalogue
+from scripts.exhibits.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import Profile
 
@@ -58,6 +58,6 @@ def test_the_list_is_once_on_the_page(tmp_path: Path) -> None:
 )
 def test_a_wrong_row_is_an_error(text: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "published.yaml").write_text(text)
-    monkeypatch.setattr(published, "FILE", tmp_path / "published.yaml")
+    monkeypatch.setattr(published, "PUBLISHED", tmp_path / "published.yaml")
     with pytest.raises(ConfigError, match=words):
         published.published_table(catalogue())

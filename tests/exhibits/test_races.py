@@ -13,8 +13,8 @@ import pytest
 from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
 from scripts.exhibits import base, jobs, records
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.kinds import lab, races
-from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from tests.support import made_up, shown
 from tests.support.labs import in_a_lab

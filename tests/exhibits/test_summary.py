@@ -10,11 +10,11 @@ import pytest
 
 from scripts import reproduce
 from scripts.exhibits import base, jobs, measures
+from scripts.exhibits.catalogue import load_all
 from scripts.exhibits.claims.judging import Finding, TaskFinding, Verdict
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.measures import Curve
 from scripts.exhibits.pages import page, sections
-from scripts.exhibits.papers.catalogue import load_all
 from tests.support import claiming, made_up
 
 CASE = trainings.Case("VGG on CIFAR", ("a=1",), "ResNet on digits")

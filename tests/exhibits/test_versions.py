@@ -23,7 +23,7 @@ import pytest
 
 from scripts import choices
 from scripts.exhibits import jobs
-from scripts.exhibits.papers.catalogue import catalogue
+from scripts.exhibits.catalogue import catalogue
 from tests.golden.test_golden import Book, bits_depend_on
 from tests.support.labs import ROOT, missing, processes_with, until
 from trainer.targets import editions

@@ -12,8 +12,8 @@ import pytest
 
 from scripts import docs, learning
 from scripts.exhibits import base
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.measures import metric_curve, reached, shown_interval
-from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
 from scripts.exhibits.tables import Cell, Row, Table, without_missing
 from scripts.pages import break_even as tables

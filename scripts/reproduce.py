@@ -34,8 +34,7 @@ from scripts.exhibits.charts.style import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.claims.judging import Judgement
 from scripts.exhibits.jobs import Job, complete, write_arrays
-from scripts.exhibits.pages.page import here, page
-from scripts.exhibits.pages.sections import exhibit_section, sources, summary, unrun_table, write
+from scripts.exhibits.pages import exhibit_section, here, page, sources, summary, unrun_table, write
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.tables import Table, markdown
 from spardl.basics.errors import ConfigError, SpardlError

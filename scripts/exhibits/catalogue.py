@@ -27,7 +27,7 @@ from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.kinds.study import StudyGrid, StudyRates
 from scripts.exhibits.kinds.traces import Selections, Thresholds
 from scripts.exhibits.kinds.trainings import Contrasts, EveryMethod, MethodComparison
-from scripts.exhibits.pages.sections import in_hours
+from scripts.exhibits.pages import in_hours
 from scripts.exhibits.tables import Cell, Row, Table
 from spardl.basics.errors import ConfigError
 from spardl.clusters.profile import Profile

@@ -13,11 +13,11 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
+from scripts.exhibits import pages
 from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.charts import curves, sheets, style
 from scripts.exhibits.kinds.predictions import sheet
 from scripts.exhibits.measures import Curve
-from scripts.exhibits.pages import page, sections
 from tests.support import made_up, shown
 
 
@@ -147,7 +147,7 @@ def test_a_figure_fits_its_title_and_legend(tmp_path: Path) -> None:
         def pictures(self, *_: Any) -> list[Any]:
             return [picture._replace(title="") for picture in pictures]
 
-    assert sections.write(Drawn(), "smoke", None, tmp_path) == []
+    assert pages.write(Drawn(), "smoke", None, tmp_path) == []
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".pdf", ".png"]
 
 
@@ -188,7 +188,7 @@ def test_series_can_be_distinguished(seeing: str) -> None:
 
 def test_letters_in_any_colour_can_be_read() -> None:
     """Labels have the colours of their lines, so lines have the contrast of text."""
-    light, dark, _ = re.split(r"\(prefers-color-scheme: dark\)|\* \{ box-sizing", page.STYLE.read_text())
+    light, dark, _ = re.split(r"\(prefers-color-scheme: dark\)|\* \{ box-sizing", pages.STYLE.read_text())
     schemes = [dict(re.findall(r"--([\w-]+): (#\w+);", part)) for part in (light, dark)]
     assert set(schemes[0]) == set(schemes[1])
     for own in schemes:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from spardl.basics.errors import ConfigError
 
-# Colours of page.css.
+# Colours of templates/page.css.
 PAPER, INK, SOFT, LINE = "#fdfdfb", "#1c2024", "#555b63", "#d8d9d3"
 SERIES = (
     "#204ac8",

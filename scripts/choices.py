@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from copy import deepcopy
 from functools import lru_cache
@@ -91,3 +92,18 @@ REFUSALS = (ConfigError, HydraException, OmegaConfBaseException, OSError, YAMLEr
 def complain(error: Exception) -> None:
     """Prints the error without the search path that Hydra appends."""
     print(f"error: {' '.join(str(error).split('Config search path')[0].split())}", file=sys.stderr, flush=True)
+
+
+FINISHED, FAILED, BAD_INPUT, INTERRUPTED = 0, 1, 2, 130
+
+
+def answer(act: Callable[[argparse.Namespace], int], arguments: argparse.Namespace) -> int:
+    """Runs a command, which returns the exit code; input errors and Ctrl-C become one line."""
+    try:
+        return act(arguments)
+    except REFUSALS as error:
+        complain(error)
+        return BAD_INPUT
+    except KeyboardInterrupt:
+        print("error: interrupted; the same command continues from here", file=sys.stderr)
+        return INTERRUPTED

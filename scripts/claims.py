@@ -15,12 +15,12 @@ import sys
 from pathlib import Path
 
 from scripts import choices
+from scripts.choices import FINISHED, answer
 from scripts.exhibits.base import SCALES
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims.catalogue import OnDemand, judge_all, tables_of
-from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore
 from scripts.exhibits.tables import markdown
-from scripts.exhibits.working import FINISHED, answer
 
 
 def act(arguments: argparse.Namespace) -> int:

@@ -26,18 +26,26 @@ import torch
 
 from scripts import choices, learning
 from scripts.benchmarks import hooks
-from scripts.evidence.figure import figure
+from scripts.choices import answer
+from scripts.evidence.overviews import figure
 from scripts.evidence.plans import overview_in
 from scripts.exhibits.base import Exhibit, Results
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims.catalogue import OnDemand, judge_all
 from scripts.exhibits.claims.catalogue import page as claims_page
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.races import Race
-from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
-from scripts.exhibits.working import answer
-from scripts.pages import break_even, frontier, methods, quotes
-from scripts.pages.marked import replace
+from scripts.exhibits.tables import replace_section
+from scripts.pages import break_even, methods
+from scripts.pages.exhibits import (
+    FRONTIER_SCALE,
+    MARK,
+    accuracy_figure,
+    frontier_figure,
+    frontier_page,
+    quoting_page,
+)
 from spardl.basics.errors import ConfigError
 from spardl.basics.files import write_atomically
 
@@ -65,16 +73,16 @@ def _learning_page(path: str, text: str) -> str:
 
 def _hooks_page(text: str) -> str:
     shown = hooks.shown(json.loads((RECORDS / "torch-hooks.json").read_text()))
-    return replace(text, "hooks", f"\n{shown}\n")
+    return replace_section(text, "hooks", f"\n{shown}\n")
 
 
 def _frontier() -> tuple[Frontier, Results]:
     exhibit = cast(Frontier, _exhibits()["frontier"])
-    return exhibit, Results.on_disk(RECORDS, exhibit.jobs(frontier.SCALE), RecordStore(RECORDS))
+    return exhibit, Results.on_disk(RECORDS, exhibit.jobs(FRONTIER_SCALE), RecordStore(RECORDS))
 
 
 def _frontier_page(text: str) -> str:
-    return frontier.page(text, *_frontier())
+    return frontier_page(text, *_frontier())
 
 
 def _claims_page(_: str) -> str:
@@ -91,7 +99,7 @@ def _reliability_page(text: str) -> str:
 
 def _quoting_page(text: str) -> str:
     with choices.composing():
-        return quotes.page(text, _exhibits(), RECORDS)
+        return quoting_page(text, _exhibits(), RECORDS)
 
 
 @cache
@@ -118,11 +126,11 @@ QUOTING = Page("docs/results/*.jsonl", _quoting_page)
 
 def _accuracy_figure() -> bytes:
     with choices.composing():
-        return quotes.figure(cast(Race, _exhibits()["spardl.time_to_accuracy"]), RECORDS)
+        return accuracy_figure(cast(Race, _exhibits()["spardl.time_to_accuracy"]), RECORDS)
 
 
 def _frontier_figure() -> bytes:
-    return frontier.figure(*_frontier())
+    return frontier_figure(*_frontier())
 
 
 def _learning_figure() -> bytes:
@@ -141,7 +149,7 @@ FIGURES: Mapping[str, Callable[[], bytes]] = MappingProxyType(
 def pages() -> dict[str, Page]:
     """Returns all generated pages by path, including every page that quotes tables of exhibits."""
     texts = {path.relative_to(ROOT).as_posix(): path.read_text() for path in (ROOT / "docs").rglob("*.md")}
-    quoting = {name: QUOTING for name, text in texts.items() if quotes.MARK.search(text)}
+    quoting = {name: QUOTING for name, text in texts.items() if MARK.search(text)}
     if both := quoting.keys() & PAGES.keys():
         raise ConfigError(
             f"{min(both)} is generated, so it must not quote tables of exhibits; remove the marks of the quoted tables"

@@ -22,15 +22,14 @@ from statistics import mean
 import torch
 
 from scripts import choices
+from scripts.choices import FAILED, FINISHED, answer
 from scripts.evidence import overviews
 from scripts.evidence.overviews import WORSE, gap, losses_of
 from scripts.evidence.plans import ALONE, DENSE, Line, Task, excerpts_in, overview_in, tasks_in
-from scripts.exhibits.jobs import Job, Training
+from scripts.exhibits.jobs import Job, Training, complete
 from scripts.exhibits.measures import spread
 from scripts.exhibits.records import Record, Records, on_record, record, unshippable
-from scripts.exhibits.tables import Cell, Row, Table, markdown
-from scripts.exhibits.working import FAILED, FINISHED, answer, complete
-from scripts.pages.marked import replace, without_missing
+from scripts.exhibits.tables import Cell, Row, Table, markdown, replace_section, without_missing
 from spardl.basics.errors import ConfigError, SpardlError
 from trainer.report import environment
 
@@ -179,7 +178,7 @@ def page(name: str, text: str, records: Records) -> str:
     """
     for section, table in sections(records)[name].items():
         found = without_missing(table)
-        text = replace(text, section, f"\n{markdown(found)}" if found.rows else "\nNot trained yet.\n")
+        text = replace_section(text, section, f"\n{markdown(found)}" if found.rows else "\nNot trained yet.\n")
     return text
 
 

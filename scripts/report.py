@@ -32,11 +32,11 @@ from hydra.errors import HydraException
 from markupsafe import Markup
 
 from scripts import choices
+from scripts.exhibits import pages
 from scripts.exhibits.base import Basis, Picture
-from scripts.exhibits.charts.axes import SIZE, check_drawing, drawing, explain
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
-from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.jobs import events_in
+from scripts.exhibits.charts.style import SIZE, check_drawing, drawing, explain, looks
+from scripts.exhibits.jobs import events_in, machine_of
 from scripts.exhibits.kinds.trainings import VIRTUAL
 from scripts.exhibits.measures import (
     INTERVAL,
@@ -48,8 +48,6 @@ from scripts.exhibits.measures import (
     shown_interval,
     spread,
 )
-from scripts.exhibits.outcomes import machine_of
-from scripts.exhibits.pages import page
 from scripts.exhibits.records import is_training, read_records
 from scripts.exhibits.tables import WRITERS, Cell, Row, Table, markdown
 from spardl.basics.errors import ConfigError, DataError
@@ -485,22 +483,22 @@ def plot(comparisons: Sequence[Comparison], path: Path) -> None:
         figure.savefig(path, dpi=200)
 
 
-def source(run: Finished) -> page.Source:
+def source(run: Finished) -> pages.Source:
     """Returns the origin of the figures of a run."""
-    where = page.in_words(run.summary.get("environment", {}))
-    return page.Source(run.command or UNKNOWN, f"{run.folder}; {where}" if where else str(run.folder))
+    where = pages.in_words(run.summary.get("environment", {}))
+    return pages.Source(run.command or UNKNOWN, f"{run.folder}; {where}" if where else str(run.folder))
 
 
-def section(number: int, comparison: Comparison) -> page.Section:
+def section(number: int, comparison: Comparison) -> pages.Section:
     """Returns the section of one task."""
     own = f"task-{number}"
     known = basis([run for method in comparison.methods for run in method.runs])
     sources = {method.name: [source(run) for run in method.runs] for method in comparison.methods}
-    parts = [page.table(results(comparison), f"{own}-results", known, lambda row: sources[row.name])]
-    parts += page.figures(pictures(comparison), own, known)
+    parts = [pages.table(results(comparison), f"{own}-results", known, lambda row: sources[row.name])]
+    parts += pages.figures(pictures(comparison), own, known)
     if differing := settings(comparison):
-        parts.append(page.table(differing, f"{own}-settings", BARE, lambda row: ()))
-    return page.Section(own, "", comparison.title, "", 0, Markup("").join(parts))
+        parts.append(pages.table(differing, f"{own}-settings", BARE, lambda row: ()))
+    return pages.Section(own, "", comparison.title, "", 0, Markup("").join(parts))
 
 
 def write_page(
@@ -509,12 +507,12 @@ def write_page(
     """Writes the page."""
     sections = [section(number, comparison) for number, comparison in enumerate(comparisons, 1)]
     for number, remark in enumerate(remarks(finished, others), 1):
-        body = page.table(remark, f"remark-{number}-table", BARE, lambda row: ())
+        body = pages.table(remark, f"remark-{number}-table", BARE, lambda row: ())
         marks = sum(cell.bad for row in remark.rows for cell in row.cells)
-        sections.append(page.Section(f"remark-{number}", "", remark.title, "", marks, body))
+        sections.append(pages.Section(f"remark-{number}", "", remark.title, "", marks, body))
     lead = f"Finished runs: {len(finished)}; folders without one: {len(others)}. Mean ± half of {INTERVAL} over seeds."
-    facts = {"Command": shlex.join(["python", "scripts/report.py", *sys.argv[1:]]), **page.here()}
-    write_atomically(path, page.page("Comparison of runs", lead, facts, sections).encode())
+    facts = {"Command": shlex.join(["python", "scripts/report.py", *sys.argv[1:]]), **pages.here()}
+    write_atomically(path, pages.page("Comparison of runs", lead, facts, sections).encode())
 
 
 def main() -> int:

@@ -27,18 +27,16 @@ from pathlib import Path
 import torch
 
 from scripts import choices
+from scripts.choices import FAILED, FINISHED, answer
 from scripts.exhibits.base import SCALES, Exhibit, Results
-from scripts.exhibits.charts.axes import check_drawing
+from scripts.exhibits.catalogue import catalogue, papers, published_table
+from scripts.exhibits.charts.style import check_drawing
 from scripts.exhibits.claims.catalogue import claims_section, judge_all
 from scripts.exhibits.claims.judging import Judgement
-from scripts.exhibits.jobs import Job
-from scripts.exhibits.pages.page import here, page
-from scripts.exhibits.pages.sections import exhibit_section, sources, summary, unrun_table, write
-from scripts.exhibits.papers.catalogue import catalogue, papers
-from scripts.exhibits.published import published_table
+from scripts.exhibits.jobs import Job, complete, write_arrays
+from scripts.exhibits.pages import exhibit_section, here, page, sources, summary, unrun_table, write
 from scripts.exhibits.records import SHIPPED, RecordStore, unshippable
 from scripts.exhibits.tables import Table, markdown
-from scripts.exhibits.working import FAILED, FINISHED, answer, complete, write_arrays
 from spardl.basics.errors import ConfigError, SpardlError
 from spardl.basics.files import write_atomically
 

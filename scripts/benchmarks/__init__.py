@@ -1,1 +1,1 @@
-"""Benchmarks of scripts/bench.py, and their shared code: turns, emulated models, links and DDP hooks."""
+"""Benchmarks of scripts/bench.py, and their shared code: turns, links and DDP hooks."""

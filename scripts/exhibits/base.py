@@ -10,7 +10,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, TypeAlias, TypeVar
 
-from scripts.exhibits.charts.palette import Look
+from scripts.exhibits.charts.style import Look
 from scripts.exhibits.declared import Keys
 from scripts.exhibits.jobs import Job, Outcome, Training
 from scripts.exhibits.records import RecordStore

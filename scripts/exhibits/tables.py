@@ -1,20 +1,25 @@
-"""Tables with the jobs behind each row, as Markdown, CSV, LaTeX and HTML; and text from Jinja2 templates."""
+"""Tables with the jobs behind each row, as Markdown, CSV, LaTeX and HTML; text from templates and between marks.
+
+Cells of jobs without a result give the reason, and failures are marked.
+"""
 
 from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
-from scripts.exhibits.jobs import Job
+from scripts.exhibits.jobs import Job, Outcome, any_failed
+from spardl.basics.errors import ConfigError
 
 TEMPLATES = Path(__file__).with_name("templates")
 
@@ -65,6 +70,37 @@ class Table:
     def texts(self) -> Iterable[list[str]]:
         """Returns the texts of the rows, names first."""
         return ([row.name, *(cell.text for cell in row.cells)] for row in self.rows)
+
+
+# Cells of a row of which no job was started.
+NOT_RUN_YET, NOT_RUN = "not run yet", "not run"
+
+
+def failed(outcomes: Sequence[Outcome], count: int) -> list[Cell]:
+    """A number of cells, at least 1, of a row whose jobs have at least one outcome without a result."""
+    lost = [outcome for outcome in outcomes if outcome.reason is not None]
+    reasons = "; ".join(sorted({outcome.fault for outcome in lost}))
+    begun = any_failed(lost)
+    return [Cell(reasons, bad=begun), *[Cell("failed" if begun else NOT_RUN, bad=begun)] * (count - 1)]
+
+
+def row_of(
+    name: str, job: Job, outcome: Outcome, count: int, cells: Callable[[Mapping[str, Any]], Sequence[Cell]]
+) -> Row:
+    """Row of one job, with a number of cells that a function makes from the result; also of a failed job."""
+    return Row(name, failed([outcome], count) if outcome.reason is not None else cells(outcome.data), [job])
+
+
+def without_missing(table: Table) -> Table:
+    """Drops rows that have not run, and missing seeds from the cells of the others."""
+    rows = [row for row in table.rows if not row.cells or row.cells[0].text != NOT_RUN_YET]
+    return replace(
+        table, rows=[Row(row.name, [_without_missing(cell) for cell in row.cells], row.jobs) for row in rows]
+    )
+
+
+def _without_missing(cell: Cell) -> Cell:
+    return cell._replace(text=", ".join(part for part in cell.text.split(", ") if part != NOT_RUN_YET))
 
 
 BAR = "\\|"  # in a cell
@@ -138,3 +174,16 @@ def render(template: str, **values: object) -> Markup:
 def render_page(template: Path, **values: object) -> str:
     """Renders Markdown from a template file (``*.md.j2``); values are not escaped."""
     return _environment(template.parent, escape=False).get_template(template.name).render(values)
+
+
+def replace_section(text: str, section: str, content: str) -> str:
+    """Puts content between the marks of a section.
+
+    Raises:
+        ConfigError: If the text has no such section.
+    """
+    pattern = rf"(<!-- {section}: .*? -->\n).*?(<!-- end of {section} -->)"
+    changed, count = re.subn(pattern, lambda marks: f"{marks[1]}{content}\n{marks[2]}", text, flags=re.DOTALL)
+    if count != 1:
+        raise ConfigError(f"a page must have one section '<!-- {section}: ... -->', got {count}; add or remove one")
+    return changed

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 import spardl
 from scripts.exhibits.kinds.gpu import ASSUMED, COMPRESSING, MODELS, NOTHING, PROFILES, seconds_to_compress
-from scripts.pages.marked import replace
+from scripts.exhibits.tables import replace_section
 from spardl.clusters.network import PRESETS, Network
 from spardl.clusters.profile import Profile
 from spardl.diagnostics import Advice, Choice
@@ -161,4 +161,4 @@ def table(device: Device) -> str:
 
 def page(text: str) -> str:
     """Returns a page with the current tables of all devices."""
-    return replace(text, "break-even", "\n\n".join(map(table, devices())))
+    return replace_section(text, "break-even", "\n\n".join(map(table, devices())))

@@ -11,7 +11,7 @@ from pathlib import Path
 import yaml
 
 from scripts import choices
-from scripts.pages.marked import replace
+from scripts.exhibits.tables import replace_section
 from spardl.basics.errors import ConfigError
 from spardl.compressors import Mass
 from spardl.method.method import Method
@@ -118,8 +118,8 @@ def generate(text: str) -> str:
     """Returns the page with its generated parts replaced."""
     prose = documented()
     with choices.composing():
-        text = replace(text, "methods", markdown(DECLARED, [declared(name, prose[name]) for name in prose]))
-        return replace(text, "laws", markdown(LAWS, [lawful(name) for name in prose]))
+        text = replace_section(text, "methods", markdown(DECLARED, [declared(name, prose[name]) for name in prose]))
+        return replace_section(text, "laws", markdown(LAWS, [lawful(name) for name in prose]))
 
 
 def names() -> str:

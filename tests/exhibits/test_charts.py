@@ -13,17 +13,16 @@ import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts import curves, palette, sheets
+from scripts.exhibits import pages
+from scripts.exhibits.catalogue import catalogue
+from scripts.exhibits.charts import curves, sheets, style
 from scripts.exhibits.kinds.predictions import sheet
 from scripts.exhibits.measures import Curve
-from scripts.exhibits.pages import page, sections
-from scripts.exhibits.papers.catalogue import catalogue
 from tests.support import made_up, shown
 
 
 def figure() -> Any:
-    return Figure(figsize=axes_of.SIZE, layout="constrained")
+    return Figure(figsize=style.SIZE, layout="constrained")
 
 
 ONE = Curve((1, 2, 3), (1.0, 2.0, 3.0), (4.0, 2.0, 1.0))
@@ -77,8 +76,8 @@ def test_a_panel_has_few_lines_and_the_baseline(count: int, sizes: list[int]) ->
 
 def test_a_legend_fits_the_figure() -> None:
     names = ["short", "a name of several words that is much longer than half of a line", "other", "b" * 50 + " c" * 30]
-    with axes_of.drawing():
-        drawn = axes_of.drawn(lambda whole: whole.subplots().plot([1, 2]), palette.looks(names), "A title " * 12)
+    with style.drawing():
+        drawn = style.drawn(lambda whole: whole.subplots().plot([1, 2]), style.looks(names), "A title " * 12)
         drawn.draw_without_rendering()
     (legend,) = drawn.legends
     assert [text.get_text().replace("\n", " ") for text in legend.get_texts()] == names
@@ -86,8 +85,8 @@ def test_a_legend_fits_the_figure() -> None:
     assert whole.x0 <= box.x0
     assert box.x1 <= whole.x1
     assert box.y1 <= drawn.axes[0].get_window_extent().y0
-    assert drawn.axes[0].get_window_extent().height > 0.5 * axes_of.SIZE[1] * drawn.dpi
-    assert not axes_of.drawn(lambda whole: None, {}).legends
+    assert drawn.axes[0].get_window_extent().height > 0.5 * style.SIZE[1] * drawn.dpi
+    assert not style.drawn(lambda whole: None, {}).legends
 
 
 def made(**columns: list[Any]) -> Any:
@@ -129,7 +128,7 @@ def test_lines_over_numbers_in_the_columns_names() -> None:
 
 def test_an_axis_of_factors_needs_something_above_zero() -> None:
     axes = figure().subplots()
-    axes_of.logarithmic(axes.yaxis, [0.0, math.nan, math.inf])
+    style.logarithmic(axes.yaxis, [0.0, math.nan, math.inf])
     assert axes.get_yscale() == "linear"
 
 
@@ -148,7 +147,7 @@ def test_a_figure_fits_its_title_and_legend(tmp_path: Path) -> None:
         def pictures(self, *_: Any) -> list[Any]:
             return [picture._replace(title="") for picture in pictures]
 
-    assert sections.write(Drawn(), "smoke", None, tmp_path) == []
+    assert pages.write(Drawn(), "smoke", None, tmp_path) == []
     assert sorted(path.suffix for path in tmp_path.iterdir()) == [".pdf", ".png"]
 
 
@@ -183,13 +182,13 @@ def lab(rgb: np.ndarray) -> np.ndarray:
 
 @pytest.mark.parametrize("seeing", SEEING)
 def test_series_can_be_distinguished(seeing: str) -> None:
-    seen = [lab(np.clip(SEEING[seeing] @ linear(each), 0, 1)) for each in palette.SERIES]
+    seen = [lab(np.clip(SEEING[seeing] @ linear(each), 0, 1)) for each in style.SERIES]
     assert min(float(np.linalg.norm(one - other)) for one, other in combinations(seen, 2)) > 12
 
 
 def test_letters_in_any_colour_can_be_read() -> None:
     """Labels have the colours of their lines, so lines have the contrast of text."""
-    light, dark, _ = re.split(r"\(prefers-color-scheme: dark\)|\* \{ box-sizing", page.STYLE.read_text())
+    light, dark, _ = re.split(r"\(prefers-color-scheme: dark\)|\* \{ box-sizing", pages.STYLE.read_text())
     schemes = [dict(re.findall(r"--([\w-]+): (#\w+);", part)) for part in (light, dark)]
     assert set(schemes[0]) == set(schemes[1])
     for own in schemes:
@@ -198,8 +197,8 @@ def test_letters_in_any_colour_can_be_read() -> None:
         for verdict in ("good", "half", "open", "built", "bad"):
             assert contrast(own[verdict], own[f"{verdict}-paper"]) >= 4.5
     names = ("paper", "ink", "soft", "line")
-    assert [schemes[0][name] for name in names] == [palette.PAPER, palette.INK, palette.SOFT, palette.LINE]
-    assert all(contrast(each, palette.PAPER) >= 4.5 for each in (palette.INK, palette.SOFT, *palette.SERIES))
+    assert [schemes[0][name] for name in names] == [style.PAPER, style.INK, style.SOFT, style.LINE]
+    assert all(contrast(each, style.PAPER) >= 4.5 for each in (style.INK, style.SOFT, *style.SERIES))
     assert contrast("#000000", "#ffffff") == pytest.approx(21)
     assert contrast("#777777", "#ffffff") == pytest.approx(4.478, abs=1e-3)
 
@@ -211,7 +210,7 @@ def test_numbers_on_coloured_fields_can_be_read() -> None:
     for name in ("viridis", "viridis_r"):
         for value in range(256):
             field = colormaps[name](value)
-            assert contrast(to_hex(palette.readable(field)), to_hex(field)) >= 4.5
+            assert contrast(to_hex(style.readable(field)), to_hex(field)) >= 4.5
 
 
 def written(drawn: Any) -> list[tuple[str, Any]]:
@@ -229,8 +228,8 @@ def test_no_text_of_a_figure_is_cut_off_or_over_another(tmp_path: Path) -> None:
     """Of an exhibit of each kind, with as many rows, names and lines as the scale laptop has."""
     for exhibit in {type(each): each for each in reversed(catalogue().values())}.values():
         for picture in exhibit.pictures("laptop", made_up.results(exhibit, "laptop", tmp_path))[:3]:
-            with axes_of.drawing():
-                drawn = axes_of.drawn(picture.draw, picture.key)
+            with style.drawing():
+                drawn = style.drawn(picture.draw, picture.key)
                 drawn.draw_without_rendering()
             texts, whole = written(drawn), drawn.bbox.padded(2)
             for words, box in texts:
@@ -242,26 +241,26 @@ def test_no_text_of_a_figure_is_cut_off_or_over_another(tmp_path: Path) -> None:
 
 
 def test_a_method_has_one_colour_everywhere() -> None:
-    rivals = palette.looks(["SparDL", "dense", "alone", "bf16", "PowerSGD"])
+    rivals = style.looks(["SparDL", "dense", "alone", "bf16", "PowerSGD"])
     assert len({look.color for look in rivals.values()}) == 5
     names = {"dense": ["dense", "none", "torch dense all-reduce"], "SparDL": ["spardl", "SparDL, B-SAG, d = 7"]}
     for name, others in names.items():
-        (color,) = {palette.looks([each])[each].color for each in (name, *others)}
+        (color,) = {style.looks([each])[each].color for each in (name, *others)}
         for exhibit in catalogue().values():
             methods = list(getattr(exhibit, "methods", ()))
-            looks = palette.looks(methods)
+            looks = style.looks(methods)
             if name in methods:
                 assert looks[name].color == color
 
 
 def test_variants_differ_by_dash_and_colour() -> None:
-    looks = palette.looks(["SparDL, P = 5", "Ok-Topk, P = 5", "SparDL, P = 8", "something", "anything"])
+    looks = style.looks(["SparDL, P = 5", "Ok-Topk, P = 5", "SparDL, P = 8", "something", "anything"])
     one, _, other, *strangers = looks.values()
     assert one.color == other.color
     assert one.dash != other.dash
     assert len({look.color for look in (one, *strangers)}) == 3
-    rare, often, other = palette.looks(["new, every 15", "new, every 5", "something"]).values()
+    rare, often, other = style.looks(["new, every 15", "new, every 5", "something"]).values()
     assert rare.color == often.color != other.color
     assert rare.dash != often.dash
-    many = palette.looks([f"stranger {place}" for place in range(12)])
+    many = style.looks([f"stranger {place}" for place in range(12)])
     assert len({(look.color, str(look.dash)) for look in many.values()}) == 12

@@ -13,10 +13,10 @@ from markupsafe import escape
 
 from scripts import choices
 from scripts.exhibits import base, jobs
+from scripts.exhibits.catalogue import catalogue as exhibits
 from scripts.exhibits.claims import catalogue, judging, rules
 from scripts.exhibits.claims import figures as found_in
 from scripts.exhibits.kinds import lab, predictions, trainings
-from scripts.exhibits.papers.catalogue import catalogue as exhibits
 from spardl.basics.errors import WorkerError
 from tests.support.claiming import claim, figures, judged, outcome, rule
 

@@ -19,10 +19,10 @@ import torch
 from torch import Tensor
 
 from scripts.exhibits import base, jobs
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.catalogue import load_all
 from scripts.exhibits.kinds import trainings
-from scripts.exhibits.papers.catalogue import catalogue
 from spardl.method import method
 from spardl.method.method import Method, MethodState
 from spardl.method.residuals import GlobalResidual

@@ -8,11 +8,11 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from scripts.exhibits import base, working
+from scripts.exhibits import base, jobs
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims.figures import too_short
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.kinds.watched import configuration
-from scripts.exhibits.papers.catalogue import catalogue
 from trainer.build import build_dataset, build_plan
 
 KNOWN = catalogue()
@@ -122,13 +122,13 @@ def test_hours_by_hand() -> None:
 @pytest.mark.usefixtures("composing")
 def test_a_plan_of_trainings_is_reported_in_hours(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One worker alone takes a fourteenth; what --list says is their sum."""
-    monkeypatch.setattr(working, "_perform", lambda *_: None)
+    monkeypatch.setattr(jobs, "_perform", lambda *_: None)
     work = KNOWN["spardl.real_data"].jobs("evening")
     expected = {job.labels.job_type: job.expected for job in work if "IMDB" in job.labels.tags[0]}
     assert expected["dense"] == pytest.approx(14 * expected["alone"])
     hours = sum(job.expected for job in work) / 3600
     assert f"126 trainings, about {hours:.1f} hours of a core" in KNOWN["spardl.real_data"].cost("evening")
     few = work[::15]
-    working.complete(few, tmp_path, at_once=1)
+    jobs.complete(few, tmp_path, at_once=1)
     hours = sum(job.expected for job in few) / 3600
     assert capsys.readouterr().out == f"9 of 9 jobs to do: about {hours:.1f} hours of a core\n"

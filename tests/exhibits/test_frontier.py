@@ -13,11 +13,11 @@ import pytest
 
 from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
-from scripts.exhibits import base, jobs, records, working
+from scripts.exhibits import base, jobs, records
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.kinds import frontier as kind
 from scripts.exhibits.kinds import lab, races
-from scripts.exhibits.papers.catalogue import catalogue
-from scripts.pages import frontier
+from scripts.pages.exhibits import frontier_figure
 from tests.support.labs import in_a_lab
 from tests.support.measuring import undisturbed
 from tests.support.shown import axes as axes_of
@@ -194,7 +194,7 @@ def test_a_panel_for_each_link_with_a_line_for_each_method() -> None:
     assert list(dense.get_xdata()) == pytest.approx([5.0, 10.0, 15.0, 20.0, 25.0, 30.0])
     assert list(local.get_xdata()) == pytest.approx([1.25, 2.5, 3.75, 5.0, 6.25, 7.5])
     assert list(local.get_ydata()) == [5.0, 4.0, 3.0, 2.0, 1.5, 1.02]
-    assert frontier.figure(shown, found, "smoke").startswith(b"\x89PNG")
+    assert frontier_figure(shown, found, "smoke").startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "paper"])
@@ -231,7 +231,7 @@ def test_a_curve_is_that_of_the_bench(tmp_path: Path) -> None:
     """In real processes; local steps end with an exchange, and so with one loss on all workers."""
     shown = reproduce.chosen(["frontier"])[0]
     work = [job for job in shown.jobs("smoke") if not job.alone][:2]
-    working.complete(work, tmp_path, at_once=1)
+    jobs.complete(work, tmp_path, at_once=1)
     for job in work:
         found = job.find(tmp_path)
         assert found
@@ -261,7 +261,7 @@ def test_in_a_lab_what_is_put_together_is_there(tmp_path: Path) -> None:
 
     def ratio() -> float:
         folder = tmp_path / str(next(attempts))
-        working.complete(work, folder, at_once=1)
+        jobs.complete(work, folder, at_once=1)
         found = base.Results.on_disk(folder, work)
         table = FRONTIER.check(course, found)
         shown = cells(table, f"{course.entrants[0].name}, {1000 * course.gbits[0]:g} Mbit/s")

@@ -10,10 +10,10 @@ import pytest
 
 from scripts import choices
 from scripts.exhibits import jobs
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims import figures as claims
 from scripts.exhibits.kinds import counts, schedules
 from scripts.exhibits.kinds.trainings import LEFT_OUT
-from scripts.exhibits.papers.catalogue import catalogue
 from scripts.pages.methods import documented
 from tests.support import shown
 from trainer.build import build_dataset, build_plan

@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 
 from scripts import bench
-from scripts.exhibits import base, jobs, working
+from scripts.exhibits import base, jobs
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.kinds import lab
 from scripts.exhibits.kinds.gpu import MODELS
-from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError, TrainingError
 from spardl.clusters.profile import Profile
 from tests.support import shown
@@ -210,7 +210,7 @@ def test_what_measures_time_waits_for_all_else(tmp_path: Path) -> None:
     arguments = (("folder", str(tmp_path)),)
     measuring = [lab.Measurement(name, done_before, arguments, "echo") for name in ("other-timed", "timed")]
     others = [jobs.Computation(f"other{number}", nothing, (), "echo") for number in range(3)]
-    working.complete([*measuring, *others], tmp_path, at_once=5)
+    jobs.complete([*measuring, *others], tmp_path, at_once=5)
     first, second = (job.find(tmp_path).data for job in measuring)
     assert first == ["other0", "other1", "other2"]
     assert second == ["other", "other0", "other1", "other2"]
@@ -286,7 +286,7 @@ def test_small_benches_run_alone_and_have_a_floor(exhibit: Any, ours: str, tmp_p
     given = dict(job.arguments)
     assert job.alone
     assert exhibit.job("laptop").id == exhibit.job("paper").id != job.id
-    working.complete([job], tmp_path, at_once=1)
+    jobs.complete([job], tmp_path, at_once=1)
     (made,) = exhibit.tables("smoke", base.Results.on_disk(tmp_path, [job]))
     times = {row.name: [cell.value for cell in row.cells] for row in made.rows}
     assert all(len(values) == 4 + len(given.get("beside", ())) for values in times.values())

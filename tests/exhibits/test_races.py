@@ -12,9 +12,9 @@ import pytest
 
 from scripts import choices, reproduce
 from scripts.benchmarks import ddp_hooks
-from scripts.exhibits import base, jobs, records, working
+from scripts.exhibits import base, jobs, records
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.kinds import lab, races
-from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from tests.support import made_up, shown
 from tests.support.labs import in_a_lab
@@ -165,9 +165,9 @@ def test_methods_take_turns_and_can_be_typed(scale: str, composing: None) -> Non
 
 
 def test_the_plan_is_reported_in_minutes(capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(working, "_perform", lambda *_: None)
+    monkeypatch.setattr(jobs, "_perform", lambda *_: None)
     work = RACE.jobs("smoke")
-    working.complete([*work, catalogue()["dear.lab"].job("smoke")], tmp_path, at_once=1)
+    jobs.complete([*work, catalogue()["dear.lab"].job("smoke")], tmp_path, at_once=1)
     minutes = sum(job.expected or 0 for job in work) / 60
     reported = f"5 of 5 jobs to do: about {minutes:.1f} minutes, and 1 of unknown length\n"
     assert capsys.readouterr().out == reported
@@ -215,8 +215,8 @@ def test_a_record_gives_the_same_tables(name: str, tmp_path: Path) -> None:
 def test_in_a_lab_what_is_done_is_not_done_again(tmp_path: Path, capsys: Any) -> None:
     """Dense training is the same on every link, but for the seconds."""
     work = RACE.jobs("smoke")
-    working.complete(work[:1], tmp_path, at_once=1)
-    working.complete(work, tmp_path, at_once=1)
+    jobs.complete(work[:1], tmp_path, at_once=1)
+    jobs.complete(work, tmp_path, at_once=1)
     assert "3 of 4 jobs to do: about" in capsys.readouterr().out
     found = base.Results.on_disk(tmp_path, work)
     fast, slow = (found.of(job).data for job in (work[0], work[2]))
@@ -224,5 +224,5 @@ def test_in_a_lab_what_is_done_is_not_done_again(tmp_path: Path, capsys: Any) ->
     assert values[0] == values[1]
     assert min(each["cluster_seconds"] for each in (fast, slow)) > 0
     assert [len(each) for each in rows(found, RACE)] == [2, 2]
-    working.complete(work, tmp_path, at_once=1)
+    jobs.complete(work, tmp_path, at_once=1)
     assert base.Results.on_disk(tmp_path, work).of(work[0]).data == fast

@@ -10,10 +10,10 @@ from hydra.utils import get_class
 
 from scripts import choices
 from scripts.exhibits import base, jobs
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims.figures import random_block
 from scripts.exhibits.claims.judging import Figure, NoEvidence
 from scripts.exhibits.kinds import study
-from scripts.exhibits.papers.catalogue import catalogue
 from tests.scripts import test_study
 from tests.support import shown
 from tests.support.shown import cells

@@ -9,12 +9,11 @@ from typing import Any
 import pytest
 
 from scripts import reproduce
-from scripts.exhibits import base, jobs, measures
+from scripts.exhibits import base, jobs, measures, pages
+from scripts.exhibits.catalogue import load_all
 from scripts.exhibits.claims.judging import Finding, TaskFinding, Verdict
 from scripts.exhibits.kinds import trainings
 from scripts.exhibits.measures import Curve
-from scripts.exhibits.pages import page, sections
-from scripts.exhibits.papers.catalogue import load_all
 from tests.support import claiming, made_up
 
 CASE = trainings.Case("VGG on CIFAR", ("a=1",), "ResNet on digits")
@@ -57,8 +56,8 @@ def test_the_first_evaluation_that_reaches_a_target() -> None:
 
 @pytest.mark.parametrize("verdict", Verdict)
 def test_every_verdict_has_a_colour_a_mark_and_its_words(verdict: Verdict) -> None:
-    kind, mark, words = sections.chip(Finding(verdict, "", "", overshoot=True))
-    assert kind in page.STYLE.read_text()
+    kind, mark, words = pages.chip(Finding(verdict, "", "", overshoot=True))
+    assert kind in pages.STYLE.read_text()
     assert mark
     assert words == f"{verdict}, overshoot"
 
@@ -78,7 +77,7 @@ def task(name: str, verdict: str, ours: str) -> Any:
 def report(folder: Path, made: Any, found: Any, *judgements: Any, monkeypatch: Any) -> list[str]:
     """The parts of a report: claims, figures and results, and exhibits."""
     monkeypatch.setattr(reproduce, "papers", lambda: {made.name: "A: Paper (Some, 2024)."})
-    waiting = sections.unrun_table([made], "smoke", found)
+    waiting = pages.unrun_table([made], "smoke", found)
     text = reproduce.report([made], "smoke", found, folder, judgements, [waiting] if waiting else []).read_text()
     return text.split('<h2 class="all">')
 
@@ -108,15 +107,15 @@ def test_a_paper_s_best_result_is_on_the_first_screen() -> None:
         ),
         judgement("NOT", name="B: speed", exhibit="b.x"),
     ]
-    papers = [page.Section(f"{name}.x-smoke", name.upper(), "X", "smoke", 0, "", f"{name}.x") for name in "ab"]
-    text = str(sections.summary(papers, claims, [])[0])
+    papers = [pages.Section(f"{name}.x-smoke", name.upper(), "X", "smoke", 0, "", f"{name}.x") for name in "ab"]
+    text = str(pages.summary(papers, claims, [])[0])
     glance = " ".join(text[text.index('class="stack glance"') :].partition("</table>")[0].split())
     one, other = glance.split("<tr>")[2:]
     assert "in the same direction</span> <strong>order</strong>, two: 5, 4 <small>(paper: much)</small>" in one
     assert one.index("checked by construction <b>1</b>") < one.index("depends on the task <b>1</b>")
     assert "not reproduced <b>1</b>" in other
     assert "no claim is supported" in other
-    assert sections.summary([], [], []) == (None, [])
+    assert pages.summary([], [], []) == (None, [])
 
 
 def test_what_was_not_run_is_in_one_list(tmp_path: Path, monkeypatch: Any) -> None:
@@ -139,11 +138,11 @@ def test_the_time_of_what_was_not_run_is_that_of_its_task(tmp_path: Path) -> Non
     found = results(tmp_path, {"SparDL": [0.9], "dense": [0.9] * 3})
     for done in found.found.values():
         done.data["wall_seconds"] = 7200.0
-    table = sections.unrun_table([made, made], "smoke", found)
+    table = pages.unrun_table([made, made], "smoke", found)
     assert table is not None
     assert table.title == "Not run yet: 2 runs, 4 core hours"
     assert [cell.text for cell in table.rows[0].cells[:4]] == [CASE.name, "SparDL", "2", "4"]
-    assert sections.unrun_table([], "smoke", found) is None
+    assert pages.unrun_table([], "smoke", found) is None
 
 
 def machines(folder: Path, *names: str) -> Any:

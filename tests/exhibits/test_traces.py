@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from scripts import choices
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.claims import judging
 from scripts.exhibits.claims.catalogue import load_all
 from scripts.exhibits.claims.judging import Verdict
 from scripts.exhibits.kinds import balance, traces, trainings, watched
-from scripts.exhibits.papers.catalogue import catalogue
 from spardl.basics.errors import ConfigError
 from spardl.communicators import AllGather, OkTopk
 from spardl.compressors import ReusedThreshold, TopK

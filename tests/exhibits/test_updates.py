@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 from torchvision.models import resnet50
 
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.kinds import counts, gpu
-from scripts.exhibits.papers.catalogue import catalogue
 from spardl.clusters import Network
 from tasks.models.vgg_cifar import CifarVgg
 from tests.support import shown

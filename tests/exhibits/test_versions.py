@@ -22,8 +22,8 @@ from typing import Any
 import pytest
 
 from scripts import choices
-from scripts.exhibits import jobs, working
-from scripts.exhibits.papers.catalogue import catalogue
+from scripts.exhibits import jobs
+from scripts.exhibits.catalogue import catalogue
 from tests.golden.test_golden import Book, bits_depend_on
 from tests.support.labs import ROOT, missing, processes_with, until
 from trainer.targets import editions
@@ -136,7 +136,7 @@ def test_what_is_done_anew_is_what_it_was(runs: Path, tmp_path: Path, monkeypatc
     monkeypatch.setenv("SPARDL_CACHE", str(tmp_path / "cache"))
     with choices.composing():
         work = small_work()
-        working.complete(list(work.values()), runs, 2)
+        jobs.complete(list(work.values()), runs, 2)
         outcomes = {ident: job.find(runs) for ident, job in work.items()}
         found = {ident: entry(work[ident], each) for ident, each in outcomes.items() if each}
     assert found.keys() == work.keys()

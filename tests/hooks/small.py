@@ -1,4 +1,4 @@
-"""A small DDP model, its loop, and methods that send everything, which must train like plain DDP."""
+"""Small models: in DDP, with methods that send everything and train like plain DDP; and without DDP."""
 
 from __future__ import annotations
 
@@ -66,3 +66,35 @@ def apart(trained: Callable[[spardl.Method | None], Tensor]) -> list[float]:
     """Returns how far each method that sends everything ends from plain DDP."""
     plain = trained(None)
     return [float((trained(method) - plain).abs().max()) for method in (DENSE, WHOLE)]
+
+
+# Methods and their options.
+OPTIONS: dict[str, dict[str, Any]] = {
+    "spardl": {"density": 0.2},
+    "oktopk": {"density": 0.2},
+    "powersgd": {"rank": 1},
+    "none": {},
+}
+
+
+def made(seed: int = 0) -> nn.Sequential:
+    torch.manual_seed(seed)
+    return nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 1)).double()
+
+
+def batch(rank: int, step: int) -> tuple[Tensor, Tensor]:
+    source = torch.Generator().manual_seed(100 * rank + step)
+    return (
+        torch.randn(8, 6, generator=source, dtype=torch.float64),
+        torch.randn(8, 1, generator=source, dtype=torch.float64),
+    )
+
+
+def backward(model: nn.Module, rank: int, step: int) -> None:
+    model.zero_grad()
+    inputs, targets = batch(rank, step)
+    (model(inputs) - targets).square().mean().backward()
+
+
+def rule(model: nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(model.parameters(), lr=0.05)

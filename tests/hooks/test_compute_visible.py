@@ -15,7 +15,7 @@ import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
 from spardl.schedules import AfterBackward, Dear, OuterSteps
-from tests.hooks.alone import backward, made, weights
+from tests.hooks.small import backward, made, weights
 from tests.support.harness import run_workers, same_bits
 
 

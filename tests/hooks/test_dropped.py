@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.hooks.alone import made, rule
+from tests.hooks.small import made, rule
 from tests.support.harness import run_workers
 
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import spardl
 from spardl.basics.errors import ConfigError, WorkerError
 from spardl.clusters import ProcessGroupCluster
-from tests.hooks.alone import OPTIONS, backward, made, rule, weights
+from tests.hooks.small import OPTIONS, backward, made, rule, weights
 from tests.support.harness import run_workers, same_bits
 from tests.support.quick import some_quick
 

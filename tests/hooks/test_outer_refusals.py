@@ -13,8 +13,8 @@ from torch import nn
 import spardl
 from spardl.basics.errors import ConfigError
 from spardl.clusters import ProcessGroupCluster
-from tests.hooks.alone import backward, made, rule, weights
 from tests.hooks.refused import refusals
+from tests.hooks.small import backward, made, rule, weights
 from tests.support.harness import run_workers, same_bits
 
 

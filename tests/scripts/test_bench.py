@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from scripts import bench
-from scripts.benchmarks import emulated, kernels, simulated, timing
+from scripts.benchmarks import kernels, overlap, simulated, timing
 from scripts.labs.first_process import tool
 from spardl.clusters.profile import LayerTimes, Profile
 from spardl.diagnostics.timeline.measure import measure
@@ -228,7 +228,7 @@ def test_commands_of_the_pages_run(command: str, tmp_path: Path) -> None:
 
 def test_sleeping_model_matches_its_profile(tmp_path: Path) -> None:
     PROFILE.write(tmp_path / "three.json")
-    job = emulated.from_profile(str(tmp_path / "three.json"), 0.048)
+    job = overlap.emulated(str(tmp_path / "three.json"), 0.048)
     gradient = FlatGradient(job.model.named_parameters())
     assert [layer.entries for layer in gradient.layers] == [4000, 5000, 7000]
     optimizer = torch.optim.SGD(job.model.parameters(), lr=0.1)

@@ -12,13 +12,12 @@ import pytest
 
 from scripts import docs, learning
 from scripts.exhibits import base
+from scripts.exhibits.catalogue import catalogue
 from scripts.exhibits.measures import metric_curve, reached, shown_interval
-from scripts.exhibits.papers.catalogue import catalogue
 from scripts.exhibits.records import SHIPPED, RecordStore, on_record
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, without_missing
 from scripts.pages import break_even as tables
-from scripts.pages import quotes
-from scripts.pages.marked import without_missing
+from scripts.pages.exhibits import quoting_page
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network
 from spardl.clusters.profile import Profile
@@ -136,10 +135,10 @@ EXHIBITS: Any = {"some.thing": Made()}
 
 
 def test_a_table_is_put_between_its_marks(tmp_path: Path) -> None:
-    made = quotes.page(PAGE, EXHIBITS, tmp_path)
+    made = quoting_page(PAGE, EXHIBITS, tmp_path)
     assert made == PAGE.replace("old\n", "\n| row | figure |\n| --- | --- |\n| second | 1 |\n\n")
-    assert quotes.page(made, EXHIBITS, tmp_path) == made
-    assert quotes.page("no marks", EXHIBITS, tmp_path) == "no marks"
+    assert quoting_page(made, EXHIBITS, tmp_path) == made
+    assert quoting_page("no marks", EXHIBITS, tmp_path) == "no marks"
 
 
 @pytest.mark.parametrize(
@@ -153,7 +152,7 @@ def test_a_table_is_put_between_its_marks(tmp_path: Path) -> None:
 )
 def test_marks_that_name_nothing_are_refused(wrong: str, message: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=message):
-        quotes.page(wrong, EXHIBITS, tmp_path)
+        quoting_page(wrong, EXHIBITS, tmp_path)
 
 
 def test_pages_leave_out_missing_runs() -> None:

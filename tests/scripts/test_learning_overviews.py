@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 
 from scripts import docs, learning
-from scripts.evidence import figure, overviews
+from scripts.evidence import overviews
 from scripts.evidence.overviews import gap, losses_of
 from scripts.evidence.plans import Line, Overview, Task, first_recorded, overview_in
-from scripts.exhibits.charts.palette import looks
+from scripts.exhibits.charts.style import looks
 from scripts.exhibits.records import Record, Records, on_record
 from scripts.exhibits.tables import markdown
 from spardl.basics.errors import ConfigError
@@ -50,7 +50,7 @@ RECORDS = {**TOYS, **made(PICTURES, {"dense": [0.9], "alone": [0.7], "1%": [0.85
 
 
 def test_marks_and_levels_of_each_panel() -> None:
-    toy, pictures = figure.panels(OVERVIEW, RECORDS)
+    toy, pictures = overviews.panels(OVERVIEW, RECORDS)
     assert (toy.title, toy.metric, toy.dense, toy.alone) == ("Toy, 3 steps", "loss", 1.5, 2.5)
     assert toy.marks["SparDL"] == [(pytest.approx(1.3), [1.25, 2.75]), (pytest.approx(1.3), [2.5])]
     assert list(pictures.marks) == ["SparDL", "PowerSGD"]
@@ -60,7 +60,7 @@ def test_marks_and_levels_of_each_panel() -> None:
 @pytest.mark.parametrize("gone", ["dense", "alone"])
 def test_no_panel_without_dense_and_a_single_worker(gone: str) -> None:
     kept = {command: each for command, each in RECORDS.items() if f"row={NAMES.index(gone)} " not in command}
-    assert figure.panels(OVERVIEW, kept) == []
+    assert overviews.panels(OVERVIEW, kept) == []
 
 
 def test_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -68,7 +68,7 @@ def test_what_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
 
     drawn: list[Any] = []
     monkeypatch.setattr(Figure, "savefig", lambda self, out, **_: (drawn.append(self), out.write(b"PNG")))
-    assert figure.figure(OVERVIEW, RECORDS) == b"PNG"
+    assert overviews.figure(OVERVIEW, RECORDS) == b"PNG"
     toy, pictures, empty = drawn[0].axes
     assert [line.get_ydata()[0] for line in toy.lines] == [1.5, 2.5, 2.0, 2.5, 2.0]
     assert [list(line.get_ydata()) for line in pictures.lines[:2]] == [[0.9, 0.9], [0.7, 0.7]]
@@ -90,7 +90,7 @@ def test_the_page_shows_its_figure() -> None:
     assert len({look.color for look in looks(plan.marks).values()}) == len(plan.marks) <= 5
     assert name in docs.FIGURES
     assert "(../images/learning.png)" in (ROOT / learning.PAGE).read_text()
-    assert len(figure.panels(plan, on_record(ROOT / "docs" / "results" / "learning.jsonl"))) >= 11
+    assert len(overviews.panels(plan, on_record(ROOT / "docs" / "results" / "learning.jsonl"))) >= 11
 
 
 def test_costs_over_shared_seeds() -> None:

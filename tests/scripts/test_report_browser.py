@@ -12,8 +12,8 @@ import pytest
 
 from scripts import choices, report, reproduce
 from scripts.exhibits.base import Results
+from scripts.exhibits.catalogue import catalogue, papers
 from scripts.exhibits.claims.catalogue import judge_all, load_all
-from scripts.exhibits.papers.catalogue import catalogue, papers
 from tests.support import looking, made_up
 from tests.support.run_folders import write_run
 

@@ -18,11 +18,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from scripts import report, reproduce
-from scripts.exhibits import base, jobs, tables, working
-from scripts.exhibits.charts import axes, sheets
+from scripts.exhibits import base, jobs, pages, tables
+from scripts.exhibits.charts import sheets, style
 from scripts.exhibits.kinds import predictions
-from scripts.exhibits.pages import page as html_page
-from scripts.exhibits.pages import sections as report_sections
 from spardl.basics.errors import WorkerError
 from tests.support.run_folders import SUMMARY, write_run
 
@@ -65,11 +63,11 @@ def line(figure: Any) -> None:
 
 
 def section(key: str = "a-smoke", title: str = "A", marks: int = 0, html: str = "<p>text</p>\n") -> Any:
-    return html_page.Section(key, "Paper", title, "smoke", marks, html)
+    return pages.Section(key, "Paper", title, "smoke", marks, html)
 
 
 def page(*sections: Any, title: str = "T", lead: str = "L") -> str:
-    text: str = html_page.page(title, lead, {"Name": "<value>"}, sections)
+    text: str = pages.page(title, lead, {"Name": "<value>"}, sections)
     return text
 
 
@@ -114,7 +112,7 @@ def exhibit() -> Any:
 
 def test_exhibit_is_complete_in_its_section(exhibit: Any, tmp_path: Path) -> None:
     results = results_of(exhibit, tmp_path)
-    made = report_sections.exhibit_section(exhibit, "Paper", "smoke", results)
+    made = pages.exhibit_section(exhibit, "Paper", "smoke", results)
     text = Reader(page(made)).text
     for words in ("Table <1>", "something", "What & how", "python scripts/reproduce.py paper.subject --scale smoke"):
         assert words in text
@@ -130,7 +128,7 @@ def test_exhibit_is_complete_in_its_section(exhibit: Any, tmp_path: Path) -> Non
 
 def test_what_failed_is_marked_and_counted(exhibit: Any, tmp_path: Path) -> None:
     results = results_of(exhibit, tmp_path, WorkerError("out of <memory>"))
-    made = report_sections.exhibit_section(exhibit, "Paper", "smoke", results)
+    made = pages.exhibit_section(exhibit, "Paper", "smoke", results)
     assert "<td class=bad>failed: out of &lt;memory&gt;</td>" in made.html
     assert made.marks == 1
     text = Reader(page(made)).text
@@ -143,15 +141,15 @@ def test_the_source_of_every_row_is_printed_once(tmp_path: Path) -> None:
     rows = [tables.Row(name, [tables.Cell("1", 1.0)], []) for name in ("a", "b")]
     content = tables.Table("T", ("row", "value"), rows)
     basis = base.Basis("", "", "")
-    same = html_page.table(content, "t", basis, lambda row: [html_page.Source("do", "there")])
-    other = html_page.table(content, "t", basis, lambda row: [html_page.Source(f"do {row.name}", "there")])
+    same = pages.table(content, "t", basis, lambda row: [pages.Source("do", "there")])
+    other = pages.table(content, "t", basis, lambda row: [pages.Source(f"do {row.name}", "there")])
     assert (same.count("<dt>"), other.count("<dt>")) == (1, 2)
     assert "every row" in same
-    assert "<details" not in html_page.table(content, "t", basis, lambda row: [])
+    assert "<details" not in pages.table(content, "t", basis, lambda row: [])
     assert "figcaption" not in same
     assert "<td class=number>1</td>" in same
     wordy = tables.Table("T", ("row", "words"), [tables.Row("a", [tables.Cell("many words " * 5)], [])])
-    assert "<td class=long>many" in html_page.table(wordy, "t", basis, lambda row: [])
+    assert "<td class=long>many" in pages.table(wordy, "t", basis, lambda row: [])
 
 
 @settings(max_examples=20)
@@ -165,7 +163,7 @@ def test_any_words_are_only_words(words: str, marks: int) -> None:
 
 
 def test_a_figure_is_an_image_of_its_own() -> None:
-    drawn = html_page.image(line, {}, 'a <title> & "more"')
+    drawn = pages.image(line, {}, 'a <title> & "more"')
     text = page(section(html=drawn + drawn))
     assert_self_contained(text)
     alt, source = re.findall(r'<img class="plot" alt="([^"]*)" src="data:image/svg\+xml;base64,([^"]*)">', text)[0]
@@ -173,7 +171,7 @@ def test_a_figure_is_an_image_of_its_own() -> None:
     figure = base64.b64decode(source).decode()
     assert ElementTree.fromstring(figure).tag.endswith("svg")
     assert "</text>" in figure  # letters of the reader
-    assert drawn == html_page.image(line, {}, 'a <title> & "more"')
+    assert drawn == pages.image(line, {}, 'a <title> & "more"')
 
 
 def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
@@ -185,7 +183,7 @@ def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
         kind("x", shares, (("number", number),), f"do {number}")
         for number, kind in enumerate([Alone, jobs.Computation, Alone, jobs.Computation])
     ]
-    working.complete(work, tmp_path, at_once=1)
+    jobs.complete(work, tmp_path, at_once=1)
     reported = capfd.readouterr().out.splitlines()
     assert [line.split("] ")[1] for line in reported[1:]] == ["do 1: done", "do 3: done", "do 0: done", "do 2: done"]
     assert reported[-1].startswith("[4/4, ")
@@ -193,14 +191,14 @@ def test_what_must_run_alone_comes_last(tmp_path: Path, capfd: Any) -> None:
 
 def test_where_a_page_was_made_and_the_first_of_many_sources() -> None:
     found = {"python": "3.12", "torch": "2.7", "spardl": "0.1.0", "commit": None, "machine": "a machine"}
-    assert html_page.in_words(found) == "Python 3.12, torch 2.7, spardl 0.1.0; a machine"
-    assert html_page.in_words({}) == ""
-    assert set(html_page.here()) == {"Made with", "On", "Date"}
+    assert pages.in_words(found) == "Python 3.12, torch 2.7, spardl 0.1.0; a machine"
+    assert pages.in_words({}) == ""
+    assert set(pages.here()) == {"Made with", "On", "Date"}
     work = [jobs.Computation("x", shares, (("number", number),), f"do {number}") for number in range(30)]
     nothing = base.Results(Path("x"), {})
-    listed = [report_sections.few_sources(tables.Row("", [], work[:count]), nothing) for count in (13, 30)]
+    listed = [pages.few_sources(tables.Row("", [], work[:count]), nothing) for count in (13, 30)]
     assert [source.command for source in listed[0]] == [job.command for job in work[:13]]
-    assert listed[1] == [*listed[0][:12], html_page.Source("and 18 more", "listed by --explain")]
+    assert listed[1] == [*listed[0][:12], pages.Source("and 18 more", "listed by --explain")]
 
 
 def compared(*folders: Path) -> list[Any]:
@@ -439,7 +437,7 @@ def test_a_file_that_cannot_be_written(
     reported = capsys.readouterr().err
     assert reported.startswith("error: cannot write the report (")
     assert reported.count("\n") == 1
-    monkeypatch.setattr(axes, "find_spec", lambda _: None)
+    monkeypatch.setattr(style, "find_spec", lambda _: None)
     assert called(monkeypatch, tmp_path / "a", option) == 2
     reported = capsys.readouterr()
     assert reported.err == "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"

@@ -1,4 +1,4 @@
-"""Exhibits: their tables, their bookkeeping, and the command that makes them."""
+"""Exhibits: their tables, their bookkeeping, the command that makes them, and their trainings as Slurm arrays."""
 
 from __future__ import annotations
 
@@ -8,15 +8,17 @@ import json
 import math
 import os
 import re
+import shlex
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from scripts import reproduce
-from scripts.exhibits import base, jobs, measures, tables, working
-from scripts.exhibits.charts import axes
+from scripts import choices, reproduce
+from scripts.exhibits import base, jobs, measures, tables
+from scripts.exhibits.charts import style
 from scripts.exhibits.kinds import trainings
 from spardl.basics.errors import ConfigError, WorkerError
 
@@ -96,7 +98,7 @@ def test_a_failure_is_kept_until_it_is_mended(tmp_path: Path) -> None:
 def test_only_what_is_missing_is_done(tmp_path: Path, capfd: Any) -> None:
     work = [computation(number=number) for number in (1, 2)] + [computation(refuse, 3)]
     work[0].perform(tmp_path)
-    working.complete(work, tmp_path, at_once=2)
+    jobs.complete(work, tmp_path, at_once=2)
     out = capfd.readouterr().out
     assert out.startswith("2 of 3 jobs to do\n")
     assert "failed: 3 is no number of mine" in out
@@ -110,11 +112,11 @@ def test_different_words_for_one_run_are_one_job(
     composing: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     done: list[tuple[str, ...]] = []
-    monkeypatch.setattr(working, "_do", lambda missing, *_: done.extend(job.words for job in missing))
+    monkeypatch.setattr(jobs, "_do", lambda missing, *_: done.extend(job.words for job in missing))
     words = ((), ("compressor.density=1e-2",), ("compressor.density=1e-3",))
     work = [jobs.Training(("cluster.workers=2", *own)) for own in words]
     elsewhere = jobs.Training(("cluster.workers=2",), None, "process_group")  # needs a cluster
-    assert working.complete([*work, elsewhere], tmp_path / "runs", 1) == [elsewhere]
+    assert jobs.complete([*work, elsewhere], tmp_path / "runs", 1) == [elsewhere]
     assert len(done) == 2
     assert not (tmp_path / "runs").exists()
 
@@ -185,7 +187,7 @@ def test_what_cannot_be_asked_for(
 
 
 def test_what_draws_is_missed_before_the_work(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: Any) -> None:
-    monkeypatch.setattr(axes, "find_spec", lambda _: None)
+    monkeypatch.setattr(style, "find_spec", lambda _: None)
     monkeypatch.setattr(sys, "argv", ["reproduce.py", "spardl.complexity", "--own", f"--outputs={tmp_path / 'runs'}"])
     assert reproduce.main() == 2
     missing = "error: figures need matplotlib, which is not installed: pip install -e '.[report]'\n"
@@ -214,5 +216,54 @@ def test_what_is_timed_gives_way_to_nothing(tmp_path: Path, monkeypatch: pytest.
 
     noted = tmp_path / "noted"
     monkeypatch.setattr(os, "nice", lambda by: noted.write_text(f"{noted.read_text() if noted.exists() else ''}{by} "))
-    working.complete([computation(), Timed("timed", double, (("number", 3),), "echo")], tmp_path / "runs", at_once=1)
+    jobs.complete([computation(), Timed("timed", double, (("number", 3),), "echo")], tmp_path / "runs", at_once=1)
     assert noted.read_text() == "10 "
+
+
+def training(workers: int, seed: int, cluster: str = "process_group") -> Any:
+    labels = jobs.Labels("spardl.teams", "B-SAG, d = 2", ("it's", "a, b"))
+    return jobs.Training((f"cluster.workers={workers}", f"seed={seed}"), labels, cluster)
+
+
+@pytest.mark.usefixtures("composing")
+def test_labels_reach_the_logger_as_they_are() -> None:
+    config = choices.composed(*training(2, 1).batch_words)
+    assert config["logger"]["group"] == "spardl.teams"
+    assert config["logger"]["job_type"] == "B-SAG, d = 2"
+    assert config["logger"]["tags"] == ["it's", "a, b"]
+
+
+@pytest.mark.usefixtures("composing")
+def test_labels_do_not_make_another_run() -> None:
+    one = training(2, 1)
+    other = jobs.Training(one.words, None, one.cluster)
+    assert one == other
+    assert one.id == other.id
+    assert "logger" not in one.command
+    assert training(2, 1, "simulated").id != one.id
+
+
+def start_array(folder: Path, file: str, number: int) -> subprocess.CompletedProcess[str]:
+    """Runs the batch script as Slurm would, with an srun that shows its words."""
+    srun = folder / "srun"
+    srun.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\"\n")
+    srun.chmod(0o755)
+    environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": str(number)}
+    command = ["bash", str(ROOT / "slurm" / "array.sh"), file]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+@pytest.mark.usefixtures("composing")
+def test_an_array_for_every_number_of_workers(tmp_path: Path) -> None:
+    work = [training(14, 1), training(4, 1), training(14, 2)]
+    lines = jobs.write_arrays(work, tmp_path / "out puts", tmp_path / "report", "paper")
+    four, fourteen = (shlex.split(line) for line in lines)
+    assert four[:3] == ["sbatch", "--array=0-0%4", "--ntasks=4"]
+    assert fourteen[:3] == ["sbatch", "--array=0-1%4", "--ntasks=14"]
+    assert Path(fourteen[3]) == ROOT / "slurm" / "array.sh"
+    done = start_array(tmp_path, fourteen[4], 1)
+    wanted = ["python", "train.py", *work[2].batch_words, f"output_dir={tmp_path / 'out puts'}", "resume=auto"]
+    assert done.stdout.splitlines() == wanted
+    done = start_array(tmp_path, fourteen[4], 2)
+    assert done.returncode == 2
+    assert done.stderr == f"error: {fourteen[4]} has no line 3; submit with --array=0-1\n"

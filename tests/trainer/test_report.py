@@ -1,3 +1,5 @@
+"""The report of a run, and its environment."""
+
 from __future__ import annotations
 
 import subprocess
@@ -5,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from trainer import report
 from trainer.report import print_report, rows
@@ -87,3 +90,14 @@ def test_records_of_other_jobs_are_no_changes_of_the_code(tmp_path: Path) -> Non
     assert report._commit(code.parent) == commit
     code.write_text("pass\n")
     assert report._commit(code.parent) == f"{commit}-dirty"
+
+
+def test_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert report.environment()["torch"] == torch.__version__
+    assert report.environment()["cpu"].endswith(f", {torch.backends.cpu.get_cpu_capability()}")
+
+    def missing(*arguments: object, **options: object) -> None:
+        raise FileNotFoundError("git")
+
+    monkeypatch.setattr(subprocess, "run", missing)
+    assert report.environment()["commit"] is None

@@ -10,8 +10,8 @@ from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.exhibits.base import Picture
-from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts.palette import SOFT, Look, looks
+from scripts.exhibits.charts import style
+from scripts.exhibits.charts.style import SOFT, Look, looks
 from scripts.exhibits.measures import HIGHER_IS_BETTER, Curve, in_words
 
 # Most lines in a panel.
@@ -98,17 +98,17 @@ def draw_means(
         axes.plot(found.places, found.middle, color=look.color, linestyle=look.dash, linewidth=1.5, marker=marker)
         axes.fill_between(found.places, found.low, found.high, color=look.color, alpha=0.14, linewidth=0)
     factors = metric in FACTORS
-    axes_of.plain(
+    style.plain(
         axes, across + (", logarithmic" if ratios else ""), in_words(metric) + (", logarithmic" if factors else "")
     )
     if factors:
-        axes_of.logarithmic(axes.yaxis, [value for found in bands.values() for value in (*found.low, *found.high)])
+        style.logarithmic(axes.yaxis, [value for found in bands.values() for value in (*found.low, *found.high)])
     elif metric in HIGHER_IS_BETTER and (late := _late(bands.values())):
         most = max(high for found in bands.values() for high in found.high if math.isfinite(high))
         air = 0.05 * (most - min(late)) or 0.01
         axes.set_ylim(min(late) - air, most + air)
     if ratios:
-        axes_of.logarithmic(axes.xaxis, [place for found in bands.values() for place in found.places])
+        style.logarithmic(axes.xaxis, [place for found in bands.values() for place in found.places])
     if target is not None:
         axes.axhline(target, color=SOFT, linewidth=0.9, linestyle=":")
 
@@ -139,7 +139,7 @@ def draw_steps(
     the vertical axis, named ``up``, is logarithmic.
     """
     axes = figure.subplots()
-    axes_of.plain(axes, "step", up + (", logarithmic" if ratios else ""))
+    style.plain(axes, "step", up + (", logarithmic" if ratios else ""))
     for name, line in lines.items():
         places, look = range(0, every * len(line), every), styles[name]
         axes.plot(places, [mean(step) for step in line], color=look.color, linestyle=look.dash)
@@ -151,4 +151,4 @@ def draw_steps(
         axes.axhspan(1 - near, 1 + near, color=SOFT, alpha=0.15, linewidth=0)
     if ratios:
         values = [value for line in lines.values() for step in line for value in step]
-        axes_of.logarithmic(axes.yaxis, [*values, *((1 - near, 1 + near) if near else ())])
+        style.logarithmic(axes.yaxis, [*values, *((1 - near, 1 + near) if near else ())])

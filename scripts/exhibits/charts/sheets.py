@@ -11,8 +11,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from scripts.exhibits.base import Picture
-from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts import palette
+from scripts.exhibits.charts import style
 
 # Heights in inches: of a row, and of the margins.
 ROW, AROUND = 0.24, 0.75
@@ -54,7 +53,7 @@ class Chart(ABC):
         ]
 
     @abstractmethod
-    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, palette.Look]:
+    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, style.Look]:
         """Entries of the legend of a panel."""
 
     @abstractmethod
@@ -77,28 +76,28 @@ class Dots(Chart):
 
     ratio: bool = False
 
-    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, palette.Look]:
+    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, style.Look]:
         """The columns; none for a single column."""
         del rows
-        return palette.looks(columns) if len(columns) > 1 else {}
+        return style.looks(columns) if len(columns) > 1 else {}
 
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
         """Draws into a figure of matplotlib."""
-        figure.set_size_inches(axes_of.SIZE[0], AROUND + ROW * len(rows))
-        axes, looks = figure.subplots(), palette.looks(columns)
-        axes_of.plain(axes, self.unit, grid="x")
+        figure.set_size_inches(style.SIZE[0], AROUND + ROW * len(rows))
+        axes, looks = figure.subplots(), style.looks(columns)
+        style.plain(axes, self.unit, grid="x")
         for place, figures in enumerate(rows.values()):
             axes.plot(
-                [min(figures.values(), default=0), max(figures.values(), default=0)], [place] * 2, color=palette.LINE
+                [min(figures.values(), default=0), max(figures.values(), default=0)], [place] * 2, color=style.LINE
             )
             for column, value in figures.items():
                 look = looks[column]
                 axes.plot([value], [place], look.marker, color=look.color, markersize=5.5, alpha=0.9, markeredgewidth=0)
-        axes_of.rows_from_the_top(axes, list(rows))
+        style.rows_from_the_top(axes, list(rows))
         values = [value for figures in rows.values() for value in figures.values()]
         if self.ratio:
-            axes.axvline(1, color=palette.SOFT, linewidth=0.9)
-            axes_of.logarithmic(axes.xaxis, [*values, 1.0], "\u00d7")
+            axes.axvline(1, color=style.SOFT, linewidth=0.9)
+            style.logarithmic(axes.xaxis, [*values, 1.0], "\u00d7")
         else:
             axes.set_xlim(0, 1.06 * max(values) or 1)
             axes.locator_params(axis="x", nbins=5)
@@ -110,20 +109,20 @@ class Lines(Chart):
 
     across: str = ""
 
-    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, palette.Look]:
+    def key(self, rows: Rows, columns: Sequence[str]) -> Mapping[str, style.Look]:
         """The rows."""
         del columns
-        return palette.looks(rows)
+        return style.looks(rows)
 
     def draw(self, rows: Rows, columns: Sequence[str], figure: Any) -> None:
         """Draws into a figure of matplotlib."""
         axes = figure.subplots()
-        axes_of.plain(axes, self.across, self.unit)
+        style.plain(axes, self.across, self.unit)
         numbers = {column: _number(column) for column in columns}
-        for figures, look in zip(rows.values(), palette.looks(rows).values(), strict=True):
+        for figures, look in zip(rows.values(), style.looks(rows).values(), strict=True):
             places, values = [numbers[column] for column in figures], list(figures.values())
             axes.plot(places, values, color=look.color, linestyle=look.dash, marker=look.marker, markersize=4)
-        axes_of.logarithmic(axes.xaxis, numbers.values())
+        style.logarithmic(axes.xaxis, numbers.values())
         axes.xaxis.set_ticks(list(numbers.values()))
         axes.locator_params(axis="y", nbins=5)
 

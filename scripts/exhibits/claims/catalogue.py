@@ -10,13 +10,12 @@ from pathlib import Path
 from types import MappingProxyType
 
 from scripts.exhibits.base import SWEEPS, Exhibit, Results
+from scripts.exhibits.catalogue import papers
 from scripts.exhibits.claims import rules
 from scripts.exhibits.claims.judging import OVERSHOT, TRIVIAL, Claim, Judgement, Rule, Verdict, judge
 from scripts.exhibits.declared import Keys, Node, Reader, Variants, entries, fail, meant, parse
 from scripts.exhibits.jobs import Job, Outcome
-from scripts.exhibits.pages.page import Section, behind
-from scripts.exhibits.pages.sections import chip, few_sources, made_with
-from scripts.exhibits.papers.catalogue import papers
+from scripts.exhibits.pages import Section, behind, chip, few_sources, made_with
 from scripts.exhibits.tables import Cell, Row, Table, markdown, render, render_page
 
 FILE = Path(__file__).with_name("claims.yaml")

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 
 from scripts.exhibits.base import SWEEPS, Exhibit, Results, at
 from scripts.exhibits.claims.judging import Figure, NoEvidence, gathered, jobs_of, show
-from scripts.exhibits.jobs import Computation, Job
+from scripts.exhibits.jobs import Computation, Job, machines
 from scripts.exhibits.kinds.counts import CountedCosts, amortized
 from scripts.exhibits.kinds.gpu import assumed_gpu
 from scripts.exhibits.kinds.lab import TURNS
@@ -21,7 +21,6 @@ from scripts.exhibits.kinds.study import RANDOM_BLOCK, StudyRates, held_out
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan
 from scripts.exhibits.kinds.watched import configuration
 from scripts.exhibits.measures import HIGHER_IS_BETTER, LEAST, figure_of, final_metric, seeds
-from scripts.exhibits.outcomes import machines
 from scripts.exhibits.tables import Table
 
 SPARDL, OKTOPK, DENSE = "SparDL", "Ok-Topk", "dense"

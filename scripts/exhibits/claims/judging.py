@@ -11,9 +11,8 @@ from statistics import mean
 from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 from scripts.exhibits.base import SCALES, Basis, Exhibit, Results
-from scripts.exhibits.jobs import Job
+from scripts.exhibits.jobs import Job, any_failed
 from scripts.exhibits.measures import LEAST, Range, range_of_mean
-from scripts.exhibits.outcomes import any_failed
 
 T = TypeVar("T")
 OVERSHOT = ", overshoot"  # appended to a verdict if our figure far exceeds the published one

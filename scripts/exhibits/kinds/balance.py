@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 
 from scripts.exhibits.base import Basis, Picture, Results, at
-from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.axes import SIZE, plain
+from scripts.exhibits.charts import style
+from scripts.exhibits.charts.style import SIZE, plain
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.watched import Trace, TracedExhibit, TracePlan, selection, train_watched
 from scripts.exhibits.tables import Cell, Table
@@ -251,13 +251,13 @@ class Balance(TracedExhibit):
 def _draw_loads(ways: Mapping[str, Mapping[str, Any]], names: Sequence[str], figure: Any) -> None:
     """Grouped bars on a linear axis, because some loads are zero and the bars have equal sums; none after a failure."""
     figure.set_size_inches(SIZE[0], 2.0)
-    axes, looks = figure.subplots(), palette.looks(name for name in names if name in ways)
+    axes, looks = figure.subplots(), style.looks(name for name in names if name in ways)
     plain(axes, "worker", "load / mean", grid="y")
     for side, (name, look) in enumerate(looks.items()):
         loads = ways[name]["loads"]
         mean = sum(loads) / len(loads)
         places = [worker + 0.4 * side - 0.2 for worker in range(len(loads))]
         axes.bar(places, [load / mean for load in loads], 0.4, color=look.color)
-    axes.axhline(1, color=palette.SOFT, linewidth=0.9)
+    axes.axhline(1, color=style.SOFT, linewidth=0.9)
     axes.locator_params(axis="x", integer=True, nbins=9)
     axes.locator_params(axis="y", nbins=5)

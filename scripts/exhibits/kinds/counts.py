@@ -11,13 +11,12 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts import choices, complexity
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
-from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.axes import SIZE, SMALL, plain, rows_from_the_top
+from scripts.exhibits.charts import style
+from scripts.exhibits.charts.style import SIZE, SMALL, plain, rows_from_the_top
 from scripts.exhibits.jobs import Computation, Outcome
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.gpu import MODELS, Model, seconds_to_compress
-from scripts.exhibits.outcomes import failed
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, failed
 from spardl.clusters import SimulatedCluster
 from spardl.clusters.network import PRESETS, Network
 from spardl.diagnostics.timeline.model import Work
@@ -345,7 +344,7 @@ class UpdateBreakdown(Exhibit):
             found = self.predicted(plan, model, results)
             bars = {_row_name(*place, sizes): parts for place, parts in found.items()}
             title = f"{MODELS[model].title}, modelled"
-            pictures.append(Picture(f"parts {model}", caption, partial(draw_parts, bars), title, palette.looks(PARTS)))
+            pictures.append(Picture(f"parts {model}", caption, partial(draw_parts, bars), title, style.looks(PARTS)))
         return pictures
 
 
@@ -378,7 +377,7 @@ def draw_parts(bars: Mapping[str, Parts], figure: Any) -> None:
     figure.set_size_inches(SIZE[0], 0.7 + 0.2 * len(bars))
     axes = figure.subplots()
     plain(axes, "seconds", grid="x")
-    below, looks = [0.0] * len(bars), palette.looks(PARTS)
+    below, looks = [0.0] * len(bars), style.looks(PARTS)
     for place, part in enumerate(PARTS):
         lengths = [found[place] for found in bars.values()]
         axes.barh(range(len(bars)), lengths, left=below, color=looks[part].color, height=0.72)

@@ -23,17 +23,15 @@ from scripts.benchmarks.accuracy import trained
 from scripts.benchmarks.ddp_hooks import ALONE, TIMEOUT
 from scripts.benchmarks.plain_loop import planned
 from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
-from scripts.exhibits.charts.axes import logarithmic
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
-from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.jobs import Computation, Job, Outcome
+from scripts.exhibits.charts.style import logarithmic, looks
+from scripts.exhibits.jobs import Computation, Job, Outcome, any_failed, machines, succeeded
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.lab import Measurement, in_lab, local, typed
 from scripts.exhibits.kinds.races import Lap, between, raced, stretches, with_tests
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
 from scripts.exhibits.measures import Curve, Target, figure_of, reached, spread
-from scripts.exhibits.outcomes import any_failed, failed, machines, succeeded
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, failed
 from spardl.basics.files import write_atomically
 from spardl.clusters.workers.processes import run_processes
 

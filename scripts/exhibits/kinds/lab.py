@@ -18,14 +18,12 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 from scripts import bench, netlab
 from scripts.exhibits.base import Basis, ByScale, Exhibit, Picture, Results, at
-from scripts.exhibits.charts import axes as axes_of
-from scripts.exhibits.charts import palette
+from scripts.exhibits.charts import style
 from scripts.exhibits.charts.sheets import Figures
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.predictions import Computed, sheet
-from scripts.exhibits.outcomes import row_of
-from scripts.exhibits.tables import Cell, Table
+from scripts.exhibits.tables import Cell, Table, row_of
 from scripts.labs.first_process import LabError
 from spardl.basics.errors import ConfigError, TrainingError
 
@@ -225,21 +223,21 @@ def typed(workers: int, gbit: float, words: Sequence[str], delay_ms: float = 0.0
 def _draw(made: Figures, figure: Any) -> None:
     rows = [dict(zip(made["columns"], row, strict=True)) for row in made["rows"]]
     names, middle = [str(row[made["columns"][0]]) for row in rows], [row[MEDIAN] for row in rows]
-    figure.set_size_inches(axes_of.SIZE[0], 0.8 + 0.3 * len(rows))
-    axes, looks = figure.subplots(), palette.looks(names)
-    axes_of.plain(axes, "seconds", grid="x")
+    figure.set_size_inches(style.SIZE[0], 0.8 + 0.3 * len(rows))
+    axes, looks = figure.subplots(), style.looks(names)
+    style.plain(axes, "seconds", grid="x")
     reach = [[row[MEDIAN] - row[LEAST] for row in rows], [row[MOST] - row[MEDIAN] for row in rows]]
     colors = [looks[name].color for name in names]
-    axes.barh(range(len(rows)), middle, xerr=reach, ecolor=palette.SOFT, capsize=2.5, height=0.6, color=colors)
+    axes.barh(range(len(rows)), middle, xerr=reach, ecolor=style.SOFT, capsize=2.5, height=0.6, color=colors)
     known = [(row[PREDICTED], place) for place, row in enumerate(rows) if not isinstance(row[PREDICTED], str)]
     if known:
-        edge = {"markeredgecolor": palette.PAPER, "color": palette.INK}
+        edge = {"markeredgecolor": style.PAPER, "color": style.INK}
         axes.plot(*zip(*known, strict=True), "D", markersize=5, label="predicted", **edge)
     end = 1.04 * max(row[MOST] for row in rows)
     for place, value in enumerate(middle):
-        axes.text(end, place, f"{value:.3g}", va="center", fontsize=axes_of.SMALL)
+        axes.text(end, place, f"{value:.3g}", va="center", fontsize=style.SMALL)
     axes.set_xlim(0, end)
-    axes_of.rows_from_the_top(axes, names)
+    style.rows_from_the_top(axes, names)
     axes.locator_params(axis="x", nbins=5)
 
 
@@ -438,7 +436,7 @@ class LabUpdates(Exhibit):
             f"{next(iter(self.methods))}'s steps: how many times as fast as those of other methods, over the number of "
             "workers; medians of turns, with the least and the most; dotted: predicted"
         )
-        course, key = at(scale, self.courses), dict(list(palette.looks(self.methods).items())[1:])
+        course, key = at(scale, self.courses), dict(list(style.looks(self.methods).items())[1:])
         panels: dict[float, dict[int, Updates]] = {}
         for place in course.places:
             outcome = results.of(self.job(course, place))
@@ -454,10 +452,10 @@ def _turn_ratios(other: Mapping[str, Any], ours: Mapping[str, Any]) -> list[floa
     return [one / own for one, own in zip(other["seconds"], ours["seconds"], strict=True)]
 
 
-def _draw_ratios(looks: Mapping[str, palette.Look], found: Mapping[int, Updates], figure: Any) -> None:
+def _draw_ratios(looks: Mapping[str, style.Look], found: Mapping[int, Updates], figure: Any) -> None:
     """Draws the ratios of the methods with a look to the first method, over the number of workers."""
     axes, drawn = figure.subplots(), [1.0]
-    axes_of.plain(axes, "workers", "times as fast, logarithmic")
+    style.plain(axes, "workers", "times as fast, logarithmic")
     for name, look in looks.items():
         pairs = [(rows[name], next(iter(rows.values()))) for rows in found.values()]
         ratios = [_turn_ratios(*pair) for pair in pairs]
@@ -470,6 +468,6 @@ def _draw_ratios(looks: Mapping[str, palette.Look], found: Mapping[int, Updates]
         axes.errorbar(list(found), middle, yerr=reach, color=look.color, marker=look.marker, capsize=2.5)
         axes.plot(list(found), guessed, color=look.color, linestyle=":", linewidth=1)
         drawn += [*guessed, *(value for each in ratios for value in each)]
-    axes.axhline(1, color=palette.SOFT, linewidth=0.9)
+    axes.axhline(1, color=style.SOFT, linewidth=0.9)
     axes.set_xticks(list(found))
-    axes_of.logarithmic(axes.yaxis, drawn, "\u00d7")
+    style.logarithmic(axes.yaxis, drawn, "\u00d7")

@@ -10,8 +10,7 @@ from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.sheets import Chart, Dots, Figures
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds import gpu, number
-from scripts.exhibits.outcomes import failed
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, failed
 
 
 def sheet(title: str, columns: Sequence[str], rows: Mapping[str, Sequence[float | str]]) -> Figures:

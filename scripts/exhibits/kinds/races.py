@@ -13,14 +13,13 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import ByScale, Exhibit, Picture, Results, at
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
-from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.jobs import Outcome
+from scripts.exhibits.charts.style import looks
+from scripts.exhibits.jobs import UNKNOWN, Outcome, machines, succeeded
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.lab import Measurement, in_lab, typed
 from scripts.exhibits.kinds.trainings import OTHER_MACHINE
 from scripts.exhibits.measures import Curve, Target, in_words, metric_curve, reached, spread
-from scripts.exhibits.outcomes import UNKNOWN, failed, machines, succeeded
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, failed
 
 SCRIPT = "scripts/bench_accuracy.py"
 # Allowed shortfall of the target from the dense metric, and number of final tests whose mean is that metric: the

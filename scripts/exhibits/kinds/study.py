@@ -15,14 +15,14 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from omegaconf import OmegaConf
 
 from scripts.exhibits.base import Picture, Results, at
-from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.axes import SMALL, plain, rows_from_the_top
+from scripts.exhibits.charts import style
+from scripts.exhibits.charts.style import SMALL, plain, rows_from_the_top
+from scripts.exhibits.jobs import any_failed, machines
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.trainings import DENSE as DENSE_WORDS
 from scripts.exhibits.kinds.trainings import Case, MethodComparison, Plan, seconds_cell
 from scripts.exhibits.measures import INTERVAL, share_of_bytes, shown_interval, spread
-from scripts.exhibits.outcomes import any_failed, failed, machines
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import Cell, Row, Table, failed
 from trainer.build import CONFIGURATIONS
 
 DENSE = "dense"
@@ -186,9 +186,9 @@ def draw_grid(case: Case, means: Mapping[Point, float | None], dense: Sequence[f
     axes.tick_params(length=0)
     shown = axes.pcolormesh(values, cmap="viridis_r" if case.lower else "viridis", clip_on=False)
     for (row, column), value in sorted(known.items()):
-        colour = palette.INK if math.isnan(value) else palette.readable(shown.cmap(shown.norm(value)))
-        style = {"ha": "center", "va": "center", "fontsize": SMALL, "color": colour}
-        axes.text(column + 0.5, row + 0.5, "failed" if places[row, column] is None else f"{value:.3g}", **style)
+        colour = style.INK if math.isnan(value) else style.readable(shown.cmap(shown.norm(value)))
+        text = {"ha": "center", "va": "center", "fontsize": SMALL, "color": colour}
+        axes.text(column + 0.5, row + 0.5, "failed" if places[row, column] is None else f"{value:.3g}", **text)
     axes.set_xticks([place + 0.5 for place in range(len(columns))], ["\n".join(each) for each in columns])
     axes.set_yticks([place + 0.5 for place in range(len(rows))], [", ".join(filter(None, row)) for row in rows])
     axes.invert_yaxis()
@@ -200,13 +200,13 @@ def draw_axes(found: Sequence[tuple[str, Sequence[float]]], dense: Sequence[floa
     axes = figure.subplots()
     plain(axes, "metric", grid="x")
     kinds = [re.split("[:,]", name)[0] for name, _ in found]
-    looks = palette.looks(dict.fromkeys(kinds))
+    looks = style.looks(dict.fromkeys(kinds))
     for place, (_, seeds) in enumerate(found):
         colour = looks[kinds[place]].color
         axes.plot(seeds, [place] * len(seeds), "o", color=colour, alpha=0.6, markersize=4.5)
         axes.plot([mean(seeds)], [place], "|", color=colour, markersize=12, markeredgewidth=2)
     if dense:
-        axes.axvline(mean(dense), linestyle=":", color=palette.SOFT)
+        axes.axvline(mean(dense), linestyle=":", color=style.SOFT)
         axes.annotate("dense", (mean(dense), 1), (0, 2), ("data", "axes fraction"), "offset points", ha="center")
     rows_from_the_top(axes, [name for name, _ in found])
 

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from scripts.exhibits.base import Basis, Picture, Results, at
-from scripts.exhibits.charts import palette
-from scripts.exhibits.charts.axes import plain
+from scripts.exhibits.charts import style
 from scripts.exhibits.charts.curves import draw_steps
+from scripts.exhibits.charts.style import plain
 from scripts.exhibits.kinds import number
 from scripts.exhibits.kinds.watched import (
     Trace,
@@ -142,7 +142,7 @@ class Thresholds(TracedExhibit):
         return ["own", "sums"] if self.methods[method][1] else ["own"]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        plan, looks, pictures = at(scale, self.plans), palette.looks(self.methods), []
+        plan, looks, pictures = at(scale, self.plans), style.looks(self.methods), []
         caption = (
             "Selected / wanted by step; bands from the minimum to the maximum over the workers; grey: the published "
             f"deviation, within {PUBLISHED:.0%}"
@@ -318,7 +318,7 @@ class Selections(TracedExhibit):
         ]
 
     def pictures(self, scale: str, results: Results) -> Sequence[Picture]:
-        plan, lines, cuts = at(scale, self.plans), palette.looks(XI_LINES), palette.looks(THRESHOLDS)
+        plan, lines, cuts = at(scale, self.plans), style.looks(XI_LINES), style.looks(THRESHOLDS)
         xi = "xi by step, of exact selections and of the entries sent instead"
         distribution = "Entries of one worker's gradient and residual in the last step, and where thresholds cut"
         by_step, places = [], []
@@ -344,10 +344,10 @@ def _cut_cells(data: Mapping[str, Any]) -> list[Cell]:
 
 
 def _draw_cuts(last: Mapping[str, Any], figure: Any) -> None:
-    axes, looks = figure.subplots(), palette.looks(THRESHOLDS)
+    axes, looks = figure.subplots(), style.looks(THRESHOLDS)
     plain(axes, "entry / standard deviation", "entries, logarithmic")
     edges = [-REACH + 2 * REACH * place / BINS for place in range(BINS + 1)]
-    axes.stairs(last["counts"], edges, fill=True, color=palette.LINE)
+    axes.stairs(last["counts"], edges, fill=True, color=style.LINE)
     for name, cut in last["cuts"].items():
         for place in (-cut / last["scale"], cut / last["scale"]):
             axes.axvline(place, color=looks[name].color, linestyle=looks[name].dash)

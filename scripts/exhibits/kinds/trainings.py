@@ -11,8 +11,8 @@ from typing import Any, NamedTuple, TypeAlias
 
 from scripts.exhibits.base import Basis, ByScale, Picture, Planned, Results, at
 from scripts.exhibits.charts.curves import draw_means, panel_pictures
-from scripts.exhibits.charts.palette import looks
-from scripts.exhibits.jobs import Labels, Outcome, Training
+from scripts.exhibits.charts.style import looks
+from scripts.exhibits.jobs import Labels, Outcome, Training, any_failed, by_machine, common, machines, succeeded
 from scripts.exhibits.kinds import number
 from scripts.exhibits.measures import (
     INTERVAL,
@@ -27,8 +27,7 @@ from scripts.exhibits.measures import (
     shown_interval,
     spread,
 )
-from scripts.exhibits.outcomes import NOT_RUN_YET, any_failed, by_machine, common, failed, machines, succeeded
-from scripts.exhibits.tables import Cell, Row, Table
+from scripts.exhibits.tables import NOT_RUN_YET, Cell, Row, Table, failed
 from scripts.pages.methods import documented
 
 METRIC = "The metric while the methods train, against virtual seconds"

@@ -17,8 +17,7 @@ from scripts import choices
 from scripts.exhibits.base import Basis, ByScale, Planned, Results, at
 from scripts.exhibits.jobs import Computation
 from scripts.exhibits.kinds.trainings import Case
-from scripts.exhibits.outcomes import row_of
-from scripts.exhibits.tables import Cell, Row
+from scripts.exhibits.tables import Cell, Row, row_of
 from spardl.basics.errors import ConfigError
 from spardl.clusters import Network, SimulatedCluster
 from spardl.compressors.base import SparseCompressor

@@ -1,27 +1,30 @@
-"""Tables of exhibits that pages quote, and the figure of the README, from the records in the repository.
+"""Tables of exhibits that pages quote, the figure of the README, and docs/tables/frontier.md with its figure.
 
-A page quotes a table between two marks, which name the exhibit, the size and the number of the table:
+All are from the records in the repository. A page quotes a table between two marks, which name the exhibit, the size
+and the number of the table:
 
 <!-- spardl.residuals, evening, table 1: written by scripts/docs.py -->
 <!-- end of spardl.residuals, evening, table 1 -->
 
-Rows that were not run are left out until scripts/reproduce.py makes them.
+Rows that were not run are left out until scripts/reproduce.py makes them. Missing results of the frontier read "not run
+yet" until scripts/reproduce.py frontier --scale laptop --record makes them.
 """
 
 from __future__ import annotations
 
 import io
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from scripts.exhibits.base import SCALES, Exhibit, Results, at
 from scripts.exhibits.charts.curves import band
+from scripts.exhibits.charts.style import SIZE, TEXT, check_drawing, drawing, explain
+from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.measures import metric_curve
 from scripts.exhibits.records import RecordStore
-from scripts.exhibits.tables import markdown
-from scripts.pages.marked import replace, without_missing
+from scripts.exhibits.tables import Table, markdown, replace_section, without_missing
 from spardl.basics.errors import ConfigError
 
 # Curves of the README's figure: entrant of the exhibit, label, color, and offset of the label in points.
@@ -34,14 +37,14 @@ CURVES = (
 MARK = re.compile(r"<!-- (?!end of )(?P<section>(?P<exhibit>\S+), (?P<scale>\w+), table (?P<number>\d+)): ")
 
 
-def page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
+def quoting_page(text: str, exhibits: Mapping[str, Exhibit], records: Path) -> str:
     """Returns a page with the current tables of the exhibits between its marks, from a folder of records.
 
     Raises:
         ConfigError: If an exhibit, a size or a table does not exist, or a mark has no end.
     """
     for mark in MARK.finditer(text):
-        text = replace(text, mark["section"], f"\n{_table(mark, exhibits, records)}")
+        text = replace_section(text, mark["section"], f"\n{_table(mark, exhibits, records)}")
     return text
 
 
@@ -55,7 +58,7 @@ def _table(mark: re.Match[str], exhibits: Mapping[str, Exhibit], records: Path) 
     return markdown(without_missing(found[number - 1]))
 
 
-def figure(exhibit: Race, records: Path) -> bytes:
+def accuracy_figure(exhibit: Race, records: Path) -> bytes:
     """Returns the test accuracy against seconds at 100 Mbit/s as PNG: means over seeds, with labels at the lines."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
@@ -77,4 +80,51 @@ def figure(exhibit: Race, records: Path) -> bytes:
     axes.spines[["top", "right"]].set_visible(False)
     out = io.BytesIO()
     whole.savefig(out, format="png")
+    return out.getvalue()
+
+
+FRONTIER_SCALE = "laptop"
+
+
+def frontier_page(text: str, exhibit: Frontier, results: Results, scale: str = FRONTIER_SCALE) -> str:
+    """Returns a page with the tables of an exhibit and its results between the page's marks.
+
+    Raises:
+        ValueError: If a section is not there.
+    """
+    courses = exhibit.courses[scale]
+    sections: dict[str, list[Table]] = {
+        "where": [exhibit.advice(each, goal, results) for each in courses for goal in exhibit.goals(each, results)],
+        "links": [exhibit.link(each, gbit, results) for each in courses for gbit in each.gbits],
+        "rates": [exhibit.rates(each, results) for each in courses],
+        "checks": [exhibit.check(each, results) for each in courses],
+    }
+    for name, tables in sections.items():
+        text = replace_section(text, name, f"\n{_shown(tables)}")
+    return text
+
+
+def _shown(tables: Sequence[Table]) -> str:
+    none = "There are no results yet.\n"
+    return "\n".join(f"{table.title}:\n\n{markdown(table)}" for table in tables) or none
+
+
+def frontier_figure(exhibit: Frontier, results: Results, scale: str = FRONTIER_SCALE) -> bytes:
+    """Returns all panels in one picture, a column for each link, as PNG; arguments as in :func:`frontier_page`."""
+    from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
+
+    check_drawing()
+    pictures, courses = exhibit.pictures(scale, results), exhibit.courses[scale]
+    columns = max(len(course.gbits) for course in courses)
+    rows = len(pictures) // columns
+    with drawing():
+        whole = Figure(figsize=(0.75 * columns * SIZE[0], rows * SIZE[1]), layout="constrained")
+        for number, row in enumerate(whole.subfigures(rows, 1, squeeze=False)[:, 0]):
+            own = pictures[number * columns : (number + 1) * columns]
+            for panel, picture in zip(row.subfigures(1, columns, squeeze=False).flat, own, strict=True):
+                picture.draw(panel)
+                panel.suptitle(picture.title, fontsize=TEXT)
+            explain(row, own[0].key)
+        out = io.BytesIO()
+        whole.savefig(out, format="png", dpi=100, metadata={"Software": None})
     return out.getvalue()

@@ -1,15 +1,91 @@
-"""Common style of all figures: axes, legends, titles, and logarithmic axes."""
+"""Common style of all figures: colours, axes, legends, titles, and logarithmic axes.
+
+A method has the same colour in all figures. The colours of the series can be distinguished with impaired colour vision
+and have enough contrast for text. Pages invert the lightness of figures for readers who prefer dark pages.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib.util import find_spec
 from textwrap import fill
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-from scripts.exhibits.charts import palette
 from spardl.basics.errors import ConfigError
+
+# Colours of templates/page.css.
+PAPER, INK, SOFT, LINE = "#fdfdfb", "#1c2024", "#555b63", "#d8d9d3"
+SERIES = (
+    "#204ac8",
+    "#b05319",
+    "#2b7951",
+    "#891576",
+    "#832eff",
+    "#62380c",
+    "#1e4542",
+    "#77697b",
+    "#08080a",
+)
+# Index into SERIES, by the first word of a name that is listed here. Baselines are grey.
+_PLACES: Mapping[str, int] = MappingProxyType(
+    {
+        **{"spardl": 0, "oktopk": 1, "topkdsa": 2, "topka": 3, "gtopk": 4, "gaussiank": 5, "sketch": 6, "sketches": 6},
+        **{"powersgd": 5, "bf16": 6, "alone": 8},
+        **{"dense": 7, "none": 7, "dear": 0, "wfbp": 3, "mgwfbp": 2, "ddplike": 7, "layerfusion": 0},
+        **{"computation": 7, "compression": 5, "latency": 6, "bandwidth": 3, "communication": 3, "not": 1},
+        **{"equal": 7, "plain": 7, "balanced": 0, "fresh": 0, "levelled": 0},
+    }
+)
+_DASHES: Sequence[Any] = ("-", (0, (5, 1.6)), (0, (1.2, 1.2)), (0, (6, 1.5, 1.2, 1.5)), (0, (9, 2)))
+_MARKERS: Sequence[str] = ("o", "s", "^", "D", "v")
+
+
+class Look(NamedTuple):
+    """Line style of a series, the same in all figures: colour ``#rrggbb``, dash and marker of matplotlib."""
+
+    color: str
+    dash: Any
+    marker: str
+
+
+def looks(names: Iterable[str]) -> dict[str, Look]:
+    """Distinct line styles for the series of one figure, by name.
+
+    Known methods have fixed colours; series with the same colour differ in their dashes. Unknown series get the
+    remaining colours in order, one colour for all names with the same text before the first comma.
+    """
+    listed = list(names)
+    known = {name: place for name in listed if (place := _place(name)) is not None}
+    left = [place for place in range(len(SERIES)) if place not in known.values()] or list(range(len(SERIES)))
+    families = list(dict.fromkeys(_family(name) for name in listed if name not in known))
+    found: dict[str, Look] = {}
+    used = [0] * len(SERIES)
+    for name in listed:
+        place = known[name] if name in known else left[families.index(_family(name)) % len(left)]
+        variant = used[place] % len(_DASHES)
+        found[name] = Look(SERIES[place], _DASHES[variant], _MARKERS[len(found) % len(_MARKERS)])
+        used[place] += 1
+    return found
+
+
+def _family(name: str) -> str:
+    return name.partition(",")[0]
+
+
+def _place(name: str) -> int | None:
+    words = re.findall(r"[a-z0-9]+", name.lower().replace("-", ""))
+    return next((_PLACES[word] for word in words if word in _PLACES), None)
+
+
+def readable(field: Sequence[float]) -> str:
+    """Text colour that can be read on a background: red, green, blue from 0 to 1."""
+    red, green, blue, *_ = field
+    # Luma (Rec. 709) suffices to tell the dark half of a colour map from the light one.
+    return "white" if 0.2126 * red + 0.7152 * green + 0.0722 * blue < 0.433 else "black"
+
 
 # Inches; two panels fit side by side on a page, one on a telephone.
 SIZE = (4.4, 2.7)
@@ -30,7 +106,7 @@ def drawing(**more: Any) -> Any:
     from matplotlib import rc_context  # noqa: PLC0415 - only figures need it
 
     settings: dict[Any, Any] = {
-        "axes.prop_cycle": f"cycler('color', {list(palette.SERIES)})",
+        "axes.prop_cycle": f"cycler('color', {list(SERIES)})",
         "axes.titlepad": 5,
         "font.size": TEXT,
         "lines.linewidth": 1.5,
@@ -39,7 +115,7 @@ def drawing(**more: Any) -> Any:
     return rc_context(settings)
 
 
-def drawn(draw: Callable[[Any], None], key: Mapping[str, palette.Look], title: str = "") -> Any:
+def drawn(draw: Callable[[Any], None], key: Mapping[str, Look], title: str = "") -> Any:
     """Draws a figure of matplotlib with a legend and a title, if given; call it within :func:`drawing`."""
     from matplotlib.figure import Figure  # noqa: PLC0415 - only figures need it
 
@@ -54,7 +130,7 @@ def drawn(draw: Callable[[Any], None], key: Mapping[str, palette.Look], title: s
     return figure
 
 
-def explain(figure: Any, key: Mapping[str, palette.Look]) -> int:
+def explain(figure: Any, key: Mapping[str, Look]) -> int:
     """Draws the legend below a figure or a part of one, unless the key is empty; returns its height in lines."""
     from matplotlib.lines import Line2D  # noqa: PLC0415 - only figures need it
 
@@ -83,12 +159,12 @@ def plain(axes: Any, across: str = "", up: str = "", grid: str = "both") -> None
     for side in ("top", "right"):
         axes.spines[side].set_visible(False)
     for side in ("left", "bottom"):
-        axes.spines[side].set_color(palette.SOFT)
-    axes.tick_params(labelsize=SMALL, color=palette.SOFT, labelcolor=palette.INK, length=3)
-    axes.grid(axis=grid, color=palette.LINE, linewidth=0.6)
+        axes.spines[side].set_color(SOFT)
+    axes.tick_params(labelsize=SMALL, color=SOFT, labelcolor=INK, length=3)
+    axes.grid(axis=grid, color=LINE, linewidth=0.6)
     axes.set_axisbelow(True)
-    axes.set_xlabel(across, fontsize=TEXT, color=palette.INK)
-    axes.set_title(up, fontsize=TEXT, loc="left", color=palette.INK)
+    axes.set_xlabel(across, fontsize=TEXT, color=INK)
+    axes.set_title(up, fontsize=TEXT, loc="left", color=INK)
 
 
 def rows_from_the_top(axes: Any, names: Sequence[str]) -> None:

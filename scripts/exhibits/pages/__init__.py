@@ -1,1 +1,0 @@
-"""Tables and figures as pages and files."""

@@ -1,1 +1,0 @@
-"""The exhibits of each paper."""

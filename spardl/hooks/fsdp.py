@@ -94,7 +94,7 @@ class Sharded(Handle):
         if summed is not None:
             _check_length(name, summed, flat)
         if not _all_reduces(self._units[name]):
-            # As in native HSDP, the sum stays here, and `.grad` gets it with the average of the last micro-batch.
+            # As in native HSDP, keep the sum until the last micro-batch, whose average then includes it.
             self._partial[name] = flat.clone() if summed is None else summed.add_(flat)
             flat.zero_()
             return
@@ -128,7 +128,7 @@ class Sharded(Handle):
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             warnings.warn(f"spardl: {line}.", stacklevel=3)
-        # Once per step: in the unit that comes first in the model.
+        # Once per step: for the first unit of the model.
         if is_due(self._loads.steps) and name == next(iter(self._units)):
             rows = gather_rows(self._cluster, [torch.tensor([own.number])])
             self._refusals.learn([int(row) for row in rows])
@@ -538,7 +538,7 @@ class _FlagSetter:
 
 
 def _record_flags(unit: FSDPModule) -> None:
-    # The second method sets the flag of the first as well. Wrappers of an earlier handle stay, with their record.
+    # The second method also sets the flag of the first. Wrappers of an earlier handle are kept, with their flags.
     for name in _SETTERS:
         if not isinstance(vars(unit).get(name), _FlagSetter):
             setattr(unit, name, _FlagSetter(unit, name))

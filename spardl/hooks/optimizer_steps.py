@@ -140,7 +140,7 @@ def after_backward(call: Callable[[], None]) -> Callable[[], None]:
         call: Function to call at the end; ``torch.compile`` must not trace it.
     """
     engine = torch.autograd.Variable._execution_engine
-    # DDP queues its own callback after its last hook. Queueing in two stages puts ours behind it.
+    # DDP queues its own callback after its last hook, so queue in two stages to run after that callback.
     later = torch.compiler.disable(lambda: engine.queue_callback(call))
 
     def queue() -> None:
@@ -170,7 +170,7 @@ class StepGuard:
         # Parameters with a backward pass since the last averages, and those whose gradient was not zero before it.
         self._passed: set[nn.Parameter] = set()
         self._mixed: dict[nn.Parameter, str] = {}
-        # Gradients that the last step applied. The next pass sorts them into those that were not cleared, and the rest.
+        # Gradients that the last step applied. The next pass divides them into stale (not cleared) and cleared ones.
         self._applied_marks = GradientMarks()
         self._stale: dict[nn.Parameter, str] = {}
         self._cleared: set[nn.Parameter] = set()

@@ -459,7 +459,7 @@ class Outer(_NotAnOptimizer, Handle):
     def _apply(self, number: int) -> None:
         """Waits for a fragment, and mixes its averaged weights into those of this worker."""
         self._outer_step(number)
-        # Not in _outer_step(), which state_dict() may call earlier: reports must come after the same step everywhere.
+        # Not in _outer_step(), which state_dict() may call earlier: all workers must report after the same step.
         self._fragments[number].averager.report_refusals("; all workers continue from the weights of the last exchange")
         self._turns.apply(number)
         for place in self._fragments[number].places:

@@ -109,7 +109,7 @@ class MethodState:
         """
         found = [*self.conditions, *([] if total is None else [total])]
         if found:
-            # The number of the other conditions tells the reader whether the last one describes the average.
+            # The last value always describes the average: true if the average is never clipped.
             self.late.send(self.step + 1, [*found, found[-1] if total is not None else torch.ones_like(found[-1])])
         self.conditions = []
         # Handles read the conditions in every step. Other callers may not, so their number is limited here.
@@ -598,7 +598,7 @@ def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor,
     usable = torch.where(finite, momentum.apply(gradient, state.moments), -0.0)
     residual.accumulate(memory, usable, state.candidates)
     state.conditions += [finite, peak_of(memory) < math.inf]
-    # As in ``Bound``: below the largest number, which marks a sum over workers that was clipped.
+    # As in ``Bound``, clip below the largest finite number, which marks a clipped sum over workers.
     most = limits.max * (1 - limits.eps)
     memory.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
 
@@ -622,7 +622,7 @@ def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) 
 
 
 def _limited(total: Tensor, workers: int, state: MethodState) -> Tensor:
-    """Divides a sum; clips and counts it if it overflowed, here or on the way."""
+    """Divides a sum; clips and counts it if it overflowed, now or as a partial sum."""
     if _divides_on_gpu(total):
         return _divided_on_gpu(total, workers, state, None)
     if not host_reads(total):
@@ -649,7 +649,7 @@ def _divided_on_gpu(total: Tensor, workers: int, state: MethodState, out: Tensor
 
 def _overflowed(peak: float, dtype: torch.dtype, state: MethodState) -> bool:
     """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""
-    # A sum that was clipped on the way holds exactly the largest finite number.
+    # A sum that has already been clipped contains exactly the largest finite number.
     if peak < torch.finfo(dtype).max:
         return False
     state.overflowed = True

@@ -188,7 +188,7 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     # Codes send all entries without delay, so no residual takes the role of the first moment. (This was not tried with
     # other optimizers.)
     sends_all = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
-    # A change that bfloat16 does not see yet may take hundreds of steps to become visible.
+    # No decay with ``needs_weights``: a change may need hundreds of steps until it is visible in bfloat16.
     if isinstance(residual, ErrorFeedback) and residual.decay is None and not compressor.needs_weights:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):

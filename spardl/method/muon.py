@@ -42,7 +42,7 @@ def orthogonalize(matrix: Tensor, coefficients: Sequence[float], steps: int, eps
     """
     linear, cubic, quintic = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
-    # torch computes in bfloat16 as well; a copy, since the division below is in place.
+    # In bfloat16, as in torch. A copy, because the division below is in place.
     found = matrix.to(torch.bfloat16, copy=True)
     found = found.T if tall else found
     # The iteration converges for a largest singular value of at most 1, which the Frobenius norm bounds.

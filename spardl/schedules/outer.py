@@ -385,7 +385,7 @@ class _OuterSteps(Engine):
         self._loaded = None
         self._fragments.remaining, self._fragments.in_flight = list(saved["left"]), dict(saved["aloft"])
         self._works = {}
-        # A checkpoint's model has the global weights, see ``flush``.
+        # The model in a checkpoint contains the global weights, see ``flush``.
         for anchor, parameter in zip(self._anchors, self._gradient.parameters, strict=True):
             anchor.copy_(parameter)
         for tensor, own in zip(self._weights[local], saved["weights"], strict=True):

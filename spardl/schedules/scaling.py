@@ -186,7 +186,7 @@ class Scaling:
             states: States of the method, by group and local rank.
             remembers: Whether the method has a residual.
         """
-        # The average is the sum divided by the number of workers: all workers together take back the sum.
+        # Each worker adds the average, so the residuals of all workers together regain the sum.
         if remembers:
             for group, average in zip(states, self._unused, strict=False):
                 for state in group if average is not None else ():

@@ -86,7 +86,7 @@ class Stats(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Ratio of ``bytes_sent`` to ``dense_bytes``, for example 0.02; 0 for a single worker, which sends nothing."""
+        """Bytes sent as a share of ``dense_bytes``, for example 0.02; 0 for a single worker, which sends nothing."""
         return self.bytes_sent / self.dense_bytes if self.dense_bytes else 0.0
 
     def __str__(self) -> str:

@@ -1,8 +1,8 @@
 """Sparse gradient communication for distributed training.
 
-This package contains the functions that training loops call, and the errors that they catch. The parts of compression
-methods are in ``spardl.compressors``, ``spardl.communicators`` and ``spardl.method``; schedules are in
-``spardl.schedules``, and process groups and simulated networks in ``spardl.clusters``.
+This package contains the functions that training loops call, and the errors that they catch. Import the parts of
+compression methods from ``spardl.compressors``, ``spardl.communicators`` and ``spardl.method``, schedules from
+``spardl.schedules``, and process groups and simulated networks from ``spardl.clusters``.
 """
 
 import warnings
@@ -66,7 +66,7 @@ _MOVED_BY_MODULE = {
     "spardl.schedules": ("AfterBackward", "Dear", "LayerFusion", "MgWfbp", "OuterSteps", "Training", "Wfbp"),
     "spardl.vector": ("FlatGradient", "Wire"),
 }
-# Names that this package had up to version 0.1, and the modules that they are imported from now.
+# Public names of version 0.1 that have moved, and the modules to import them from.
 _MOVED: Mapping[str, str] = MappingProxyType(
     {name: module for module, names in _MOVED_BY_MODULE.items() for name in names}
 )

@@ -2,8 +2,8 @@
 
 Source: the all-gather baseline of Renggli et al., SparCML, SC 2019, and of Li and Hoefler, Ok-Topk, PPoPP
 2022. ceil(log2 P) rounds and 2k(P-1) words per worker. The sum has up to kP entries, because no entry is dropped. If
-the number of selected entries is not known in advance, workers gather the counts first, in ceil(log2 P) more rounds of
-P-1 words in total.
+the number of selected entries is not known in advance, workers first gather the counts, in ceil(log2 P) more rounds
+with P-1 words in total.
 """
 
 from __future__ import annotations

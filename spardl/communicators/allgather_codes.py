@@ -1,8 +1,8 @@
 """All-gather of encoded vectors: every worker gathers the messages of all workers, decodes them, and sums the results.
 
 Source: the synchronization of QSGD (Alistarh et al., NeurIPS 2017), with the all-gather of Bruck et al., IEEE TPDS
-1997. ceil(log2 P) rounds and w(P-1) words per worker, for messages of w words of 32 bits. Every worker decodes P n
-entries.
+1997. ceil(log2 P) rounds and w(P-1) words per worker, for messages of w words of 32 bits. Every worker decodes P
+vectors.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class AllGatherCodes(Communicator[CodeCompressor, State]):
         for rank, message in enumerate(messages):
             decoded = compressor.decode(message, context, values.dtype)
             if rank == worker.rank:
-                # Decoded values, not the original ones: the difference is the compression error, which stays behind.
+                # Subtract the decoded values, so that the compression error remains for the residual.
                 values.sub_(decoded)
             total.add_(decoded)
         return total

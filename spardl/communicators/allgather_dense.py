@@ -1,8 +1,8 @@
 """Dense all-gather: every worker gathers the vectors of all workers and sums them.
 
 Source: the all-gather of Bruck et al., Efficient Algorithms for All-to-All Communications in Multiport
-Message-Passing Systems, IEEE TPDS 1997. ceil(log2 P) rounds and n(P-1) words per worker: fewer rounds than a ring, for
-small vectors on networks of high latency.
+Message-Passing Systems, IEEE TPDS 1997. ceil(log2 P) rounds and n(P-1) words per worker. It takes fewer rounds than a
+ring, which suits small vectors on networks of high latency.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class AllGatherDense(DenseCommunicator):
         sizes = [tensor.numel()] * worker.size
         first, *others = yield from all_gather(whole_team(worker), tensor, sizes, sizes)
         yield Phase.MERGE
-        # The gathered vectors are views of one large message, which the sum must not keep alive.
+        # Clone: the gathered vectors are views of one large message, which the sum must not keep alive.
         total = first.clone()
         for other in others:
             total.add_(other)

@@ -1,4 +1,4 @@
-"""All-reduce of encoded vectors: each worker receives one block from all others, and sends back its encoded sum.
+"""All-reduce of encoded vectors: each worker sums one block of all workers, and sends the encoded sum to all of them.
 
 Source: the quantized reduce-scatter of ZeRO++ (qgZ; Wang et al., ICLR 2024, arXiv 2306.10209), then an all-gather
 of coded sums. The reduce-scatter is an all-to-all instead of a ring, so each summand is coded only once. P - 1 +
@@ -59,7 +59,7 @@ def _blocks_of(layout: Layout, count: int) -> tuple[_Block, ...]:
 
 @dataclass
 class SumState(State):
-    """Buffer for the sum that is reused in every step; its content does not last."""
+    """Buffer for the sum, which is allocated once; its content is not part of the state."""
 
     def __post_init__(self) -> None:
         # Allocating a large tensor in every step takes longer than filling it. Not a field, so that it is not saved.
@@ -125,8 +125,8 @@ class AllReduceCodes(Communicator[CodeCompressor, SumState]):
             elif compressor.lessens:
                 accumulated.settle(peak)
             else:
-                # The own block is decoded already. Nothing changes the residual from here on, so this is the time to
-                # scan it, while other messages are in flight.
+                # This worker's block is already decoded, and the residual no longer changes, so scan it now, while
+                # other messages are in flight.
                 accumulated.forget_overflows()
 
         sizes = [compressor.size(each, values.dtype) for each in sums]
@@ -186,7 +186,7 @@ def _reduce_scatter(sync: Synchronization[CodeCompressor, SumState], blocks: Seq
         return math.inf
     peak = largest_magnitude([total])
     if peak > limit:
-        # An infinite sum has no code. The method recognizes the clamped value as an overflow.
+        # Codes cannot represent infinity. The method recognizes the clamped value as an overflow.
         total.clamp_(-limit, limit)
     return min(peak, limit)
 

@@ -1,4 +1,4 @@
-"""Dense all-reduce of the torch.distributed backend (gloo, NCCL, MPI), the fastest dense sum of an installation.
+"""Dense all-reduce of the torch.distributed backend (gloo, NCCL, MPI), usually the fastest dense sum.
 
 Source: the collectives of torch.distributed. The backend chooses the order of additions, so results may differ in the
 last bit from the simulated cluster.
@@ -23,8 +23,7 @@ class Backend(DenseCommunicator):
 
     Args:
         halves: Whether to run a reduce-scatter and an all-gather instead of one all-reduce, so that ``schedule=dear``
-            can compute in between. Meant for NCCL: the reduce-scatter of gloo moves as many bytes as a whole
-            all-reduce.
+            can compute between them. Use it with NCCL: the reduce-scatter of gloo sends as many bytes as an all-reduce.
 
     Raises:
         ConfigError: If ``halves`` is not a boolean.

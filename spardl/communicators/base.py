@@ -56,7 +56,7 @@ class Communicator(ABC, Generic[C, S]):
         drops: Whether the communicator drops entries of partial sums, which only :class:`GlobalResidual` keeps.
         sends_whole: Whether every message holds exactly the entries that were rounded together, so that quantized wire
             formats can store one scale per chunk.
-        collective: Whether sums are collectives of the backend, among all workers of the process group.
+        collective: Whether sums are collectives of the backend, over all workers of the process group.
     """
 
     name: ClassVar[str]
@@ -67,7 +67,7 @@ class Communicator(ABC, Generic[C, S]):
 
     def __init_subclass__(cls, **options: Any) -> None:
         super().__init_subclass__(**options)
-        # Earlier versions passed the fields of a ``Synchronization`` one by one; report that before the first step.
+        # Earlier versions passed the fields of a ``Synchronization`` as arguments; reject such classes immediately.
         if "reduce" in vars(cls) and len(signature(cls.reduce).parameters) != 2:
             raise TypeError(
                 f"{cls.__name__}.reduce has the arguments of an earlier version; define reduce(self, sync), where the "

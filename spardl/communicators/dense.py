@@ -1,10 +1,10 @@
-"""Dense all-reduce made of single messages, so that rounds are counted and all clusters compute the same bits.
+"""Dense all-reduce of point-to-point messages, so that rounds are counted and all clusters compute the same bits.
 
 Source: Thakur, Rabenseifner and Gropp, Optimization of Collective Communication Operations in MPICH, IJHPCA 2005:
 pairwise exchange for the reduce-scatter, ring for the all-gather. Each half takes P-1 rounds and n(P-1)/P words per
-worker, the same as the ring all-reduce of Patarasuk and Yuan (JPDC 2009). In a ring, the order of additions depends on
-the position of an entry; here it is always the order of ranks, so a gradient has a bit-identical average for every
-division into buckets.
+worker, as in the ring all-reduce of Patarasuk and Yuan (JPDC 2009). In a ring, the order of additions depends on the
+position of an entry. Here it is always the order of ranks, so averages are bit-identical for every division into
+buckets.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Dense(DenseCommunicator):
 
 
 def _reduce_scatter(worker: Worker, chunks: list[Tensor]) -> Program[Tensor]:
-    """Sends every chunk to its owner, which sums what arrives in the order of ranks."""
+    """Sends every chunk to its owner, which sums the received chunks in the order of ranks."""
     team, own = whole_team(worker), chunks[worker.rank]
     parts = {worker.rank: own}
     for distance in range(1, team.size):
@@ -59,7 +59,7 @@ def _reduce_scatter(worker: Worker, chunks: list[Tensor]) -> Program[Tensor]:
             sends=[Send(team.rank(distance), outgoing, outgoing.numel())],
             receives=[Receive(source, own.numel(), own.dtype)],
         )
-    # Start with rank 0 instead of the own chunk: the order of additions must not depend on the owner.
+    # Start with the chunk of rank 0: the order of additions must not depend on the owner.
     total = parts[0]
     for rank in range(1, team.size):
         total.add_(parts[rank])

@@ -57,7 +57,7 @@ def tree(team: Team, own: SparseVector, target: Target) -> Program[SparseVector]
     Returns:
         The sum, bit-identical on all members.
     """
-    # A parent's position is the member's without its lowest set bit; members at smaller distances are children.
+    # The parent's position is this member's position without its lowest set bit; children are at smaller distances.
     reach = team.position & -team.position or team.size
     distances = [1 << level for level in range(log2_ceil(team.size)) if 1 << level < reach]
     children = [team.rank(distance) for distance in distances if team.position + distance < team.size]

@@ -63,7 +63,7 @@ from spardl.vector.sparse import SparseVector, Sum
 __all__ = ["METHODS", "OkTopk", "OkTopkState", "consensus_borders"]
 
 _OKTOPK = Combination("oktopk", compressor="reused_threshold", communicator="oktopk", residual="partial")
-# The other three have the options of the official code for three models. They turn off the early evaluation of
+# The other three methods use the options of the official code for three models. They disable the early evaluation of
 # thresholds, which is an addition of this library.
 METHODS = (
     replace(_OKTOPK, momentum="auto"),
@@ -118,7 +118,7 @@ class OkTopkState(State):
     threshold: float = 0.0
 
     def rescale(self, factor: float) -> None:
-        """Multiplies the threshold, which has the unit of gradients, by ``factor``."""
+        """Multiplies the threshold by ``factor``, because it scales with the gradients."""
         self.threshold *= factor
 
 
@@ -143,7 +143,7 @@ class Region(NamedTuple):
         return [stop - start for start, stop in pairwise(self.borders)]
 
     def only(self, positions: Tensor) -> Region:
-        """Returns the region with only some entries, those numbered ``positions``: int64, shape (m,), increasing."""
+        """Returns the region with only the entries numbered ``positions``: int64, shape (m,), increasing."""
         return self._replace(entries=self.entries.at(positions))
 
     def nonzero(self) -> Region:
@@ -151,7 +151,7 @@ class Region(NamedTuple):
         return self.only(self.entries.values.nonzero().squeeze(1))
 
     def counts(self, own: Sequence[int] | Tensor) -> Program[list[int]]:
-        """Gathers a number of each worker, in the order of the workers; ``own``, shape (1,), is that of this one."""
+        """Gathers one number per worker, in the order of ranks; ``own``, shape (1,), is this worker's number."""
         gathered = yield from all_gather_counts(self.team, own, self.entries.indices.device)
         return [count for (count,) in gathered]
 
@@ -240,7 +240,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         exact = context.step % self.threshold_period == 0 or k >= length
         parts = [
             split_cost(workers, entries, self.bucket),
-            # Every worker rounds its share up: at most one entry each above the limit.
+            # Every worker rounds its share up, so it exceeds the limit by at most one entry.
             _gather_cost(workers, sums) if exact else _select_cost(workers, min(sums, _selection_limit(k) + workers)),
         ]
         if context.step % self.repartition_period == 0:
@@ -256,7 +256,7 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         limits, k, workers = self.cost(context, compressor), compressor.count(context), context.worker.size
         if not (context.step % self.threshold_period and context.step % self.repartition_period):
             return limits
-        # Two selections, two kinds of counts (the second one up to twice), and shares that are rounded up.
+        # Two selections, two exchanges of counts (the second one up to twice), and shares that are rounded up.
         least = 4 * _selection_limit(k) * (workers - 1) // workers + swap_words(workers) + 4 * (workers - 1)
         return limits._replace(words=Bounds(0, max(6 * k * (workers - 1) // workers, least)))
 
@@ -267,10 +267,10 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
         yield Phase.SELECT
         select = _capped(compressor.selector(context, sync.compression), k)
         own = accumulated.take([compressor.whole(context)], select)
-        # Borders also have to be chosen after the world size has changed.
+        # New borders are also needed after a change of the world size.
         if context.step % self.repartition_period == 0 or state.borders.numel() != team.size + 1:
             state.borders = torch.tensor((yield from consensus_borders(team, own)), dtype=torch.int64)
-        # Slots are allocated after counts were exchanged, so they are always full.
+        # Slots are allocated after the exchange of counts, so they are always full.
         borders, transport = state.borders.tolist(), BlockExchange.of(accumulated, full=True)
         total = yield from split_and_reduce(team, own, borders, self.bucket, transport)
         # The owner rounds its sums before it selects, so it compares the values that all workers will receive.
@@ -298,13 +298,13 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
             if found <= _selection_limit(k):
                 return (yield from self._gather(kept, counts))
         elif too_few:
-            # The threshold is too high to find k sums among those above it.
+            # Fewer than k sums reach the threshold, so use all non-zero ones.
             kept = region.nonzero()
             counts = yield from kept.counts([len(kept.entries)])
         # A threshold near the k-th largest sum needs more than k candidates, as regions contribute by their counts.
         shares = _shares(counts, _selection_limit(k) if off_target else k)
         share = kept.entries.largest(shares[region.team.position])
-        # The second exchange of counts has used up the rounds that balancing would take.
+        # After a second exchange of counts, balancing would exceed the number of rounds in ``cost``.
         union = yield from self._gather(kept._replace(entries=share), shares, balanced=not too_few)
         yield Phase.SELECT
         largest = union.largest(k)
@@ -328,8 +328,8 @@ class OkTopk(Reuse, Communicator[SparseCompressor, OkTopkState]):
 
 
 def _above(values: Tensor, threshold: float) -> Tensor:
-    # Infinities pass, so that an overflow reaches the result, where it is detected. Zeros never do: a threshold can
-    # underflow to 0 in the type of the values.
+    # Keep infinities, so that an overflow reaches the result, where it is detected. Never keep zeros: a threshold can
+    # underflow to 0 in the dtype of the values.
     return (values.abs() >= threshold) & (values != 0)
 
 

@@ -67,7 +67,8 @@ METHODS = (
         communicator="spardl",
         residual="global",
         momentum="auto",
-        # Entries of an orthogonal matrix have similar sizes: few of them say little, but a few bits suffice for each.
+        # Entries of an orthogonal matrix have similar sizes: a few of them contain little of the update, but a few bits
+        # per entry suffice.
         muon_options={"density": 0.1, "wire": "int4"},
     ),
 )
@@ -86,18 +87,18 @@ class Blocks:
 
     @cached_property
     def parts(self) -> list[Range]:
-        """Returns the blocks as ranges, each with the number of entries to keep."""
+        """Blocks as ranges, each with the number of entries to keep."""
         borders = [block * self.length // self.count for block in range(self.count + 1)]
         return [Range(start, stop, min(self.capacity, stop - start)) for start, stop in pairwise(borders)]
 
     @cached_property
     def slots(self) -> tuple[Slot, ...]:
-        """Returns the slot of each block: its length, and the maximum number of entries in a message."""
+        """Slot of each block: its length, and the maximum number of entries in a message."""
         return tuple(Slot(part.k, part.stop - part.start) for part in self.parts)
 
     @cached_property
     def _twice(self) -> Ranges:
-        # Two rounds of all blocks, so that neighbours across the end of the vector are one slice as well.
+        # All blocks twice, so that consecutive blocks across the end of the vector are also a single slice.
         return Ranges(np.tile(Ranges.of(self.parts).columns, 2))
 
     def cyclic(self, first: int, size: int) -> Ranges:
@@ -123,7 +124,7 @@ class SparDLState(State):
     Attributes:
         h: Number of entries that each team contributed last time; 0 before the first time.
         step: Change of h in the next step, in entries.
-        inertia: Whether the last change of h already had the right direction.
+        inertia: Whether the next change of h is doubled if it has the same direction as the last one.
     """
 
     h: int = 0
@@ -150,10 +151,10 @@ class SparDLState(State):
         if (merged > k) != (self.step > 0):
             if self.inertia:
                 self.step = _clamp(2 * self.step, -k, k)
-            # Toggle instead of setting it: after a doubled step, two more steps have to be right before the next one.
+            # Toggle: after a doubled step, two more steps must have the right direction before the next doubling.
             self.inertia = not self.inertia
         else:
-            # Turn and halve, but never to 0: a small block would keep its first h forever.
+            # Reverse the step and halve it, but never to 0: a small block would keep its first h forever.
             self.step = int(-self.step / 2) or -self.step
             self.inertia = False
         self.h = _clamp(self.h + self.step, -(-k // teams), k)
@@ -179,10 +180,10 @@ def spar_reduce_scatter(
 ) -> Program[None]:
     """Sums every block of the vector at one member: block i at the member at position i.
 
-    Afterwards, the vector of a member holds the sum of its own block, and the entries that it dropped from the others.
+    Afterwards, the vector of a member holds the sum of its block, and the entries that it dropped from other blocks.
 
     Args:
-        team: Members in a fixed order, as many as there are blocks.
+        team: Members in a fixed order, one per block.
         accumulated: Gradient plus residual of this member.
         blocks: Division of the vector into blocks.
         select: Function that selects the entries of a block to keep.
@@ -195,8 +196,8 @@ def spar_reduce_scatter(
             _cyclic_blocks(blocks, team.position, size),
         )
         yield Phase.SELECT
-        # Lazy block-wise sparsification: a block is cut to its k_b largest entries only now that it leaves, after all
-        # that arrived for it was added, so each block is cut once. The blocks of a round form one contiguous vector.
+        # Lazy block-wise sparsification: a block is cut to its k_b largest entries only when it is sent, after all
+        # received entries were added, so each block is cut once. The blocks of a round form one contiguous vector.
         arrived = yield from transport.exchange(
             to=team.rank(distance),
             vector=accumulated.take(outgoing, select),
@@ -212,7 +213,7 @@ def _slot(blocks: Ranges) -> Slot:
 
 
 class ReducedBlock(NamedTuple):
-    """The block that this worker has summed within its team, and that is then summed over the teams.
+    """The block that this worker has summed within its team, and will sum over the teams.
 
     Attributes:
         accumulated: Vector of this worker (gradient plus residual), which contains the block.
@@ -258,7 +259,7 @@ def bruck_gather(peers: Team, own: ReducedBlock, state: SparDLState) -> Program[
     capacity = own.slot.capacity
     if peers.size == 1:
         return own.take(capacity)
-    # A block that is kept whole leaves nothing to choose, and density 1 must lose nothing: h is not adapted then.
+    # If a block is kept whole, nothing is selected, and density 1 must lose nothing: h is not adapted then.
     h = capacity if capacity == own.slot.length else state.start(capacity, peers.size)
     transport, slots = BlockExchange.of(own.accumulated, full=own.full), [Slot(h, own.slot.length)] * peers.size
     # ``merge`` adds in the order of teams on every worker; another order could change the last bit of a sum.

@@ -1,9 +1,9 @@
-"""TopkDSA: one worker sums each region of the gradient, then an all-gather shares the sums, sparse or dense.
+"""TopkDSA: each worker sums one region of the gradient, then an all-gather distributes the sums, sparse or dense.
 
 Source: Renggli et al., SparCML: High-Performance Sparse Communication for Machine Learning, SC 2019 (dynamic sparse
 all-reduce: split, then all-gather); the baseline of this name in Li and Hoefler, Ok-Topk, PPoPP 2022. No partial sum
-is cut. Per worker and synchronization, with L = ceil(log2 P), for entries that are spread evenly
-over the regions and a sum of u entries:
+is cut. Per worker and synchronization, with L = ceil(log2 P), for entries that are spread evenly over the regions and
+a sum of u entries:
 
 ====================  =================  ==================================================
 stage                 rounds             words
@@ -56,13 +56,13 @@ METHODS = (Combination("topkdsa", compressor="topk", communicator="topkdsa", res
 
 @dataclass(frozen=True)
 class TopkDSA(Communicator[SparseCompressor, State]):
-    """Sums sparse vectors region by region, and gathers the sums in sparse or, if there are many, in dense format.
+    """Sums sparse vectors region by region, and gathers the sums: in sparse format, or dense if they have many entries.
 
     Args:
-        bucket: Number of peers that a worker sends to in one round; a larger number means fewer rounds, but as many
-            messages.
-        dense_above: Share of all entries above which the regions are sent dense. 1/2 minimizes the words sent; the
-            published baseline switches at 1/3.
+        bucket: Number of peers that a worker sends to in one round; a larger number means fewer rounds, but the same
+            number of messages.
+        dense_above: Regions are sent dense if the sum has more than this share of all entries. 1/2 minimizes the words
+            sent; the published baseline uses 1/3.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -136,7 +136,7 @@ def _gather_dense(team: Team, region: SparseVector, lengths: Sequence[int], wire
     gathered = yield from all_gather(team, region.dense().to(wire.dtype(own)), lengths, lengths)
     yield Phase.MERGE
     values = torch.cat(gathered).to(own)
-    # An entry whose summands cancel is missing from this result. No mass is lost: whatever its workers keep of what
-    # they sent adds up to zero.
+    # An entry whose summands cancel is missing from this result. No mass is lost: the parts of these summands that
+    # workers keep in their residuals add up to zero.
     indices = values.nonzero().squeeze(1)
     return SparseVector(indices, values[indices], values.numel())

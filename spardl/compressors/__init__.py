@@ -1,4 +1,4 @@
-"""Compressors determine what each worker sends of its gradient; each published compressor has its own module."""
+"""Compressors determine which part of its gradient each worker sends; each published compressor has its own module."""
 
 from spardl.compressors.arc_topk import ARCTopK
 from spardl.compressors.arc_topk_ef21 import ARCTopKEF21

@@ -1,11 +1,10 @@
-"""ARC-Top-K: matrix rows selected identically on all workers, from a sketch of their sum, so no indices are sent.
+"""ARC-Top-K: selects the same matrix rows on all workers, from a sketch of their sum, so no indices are sent.
 
 Source: Chen et al., An All-Reduce Compatible Top-K Compressor for Communication-Efficient Distributed Learning, 2025
-(arXiv 2510.26709). Each worker multiplies its matrix by the same thin random matrix; the sum of the products is the
+(arXiv 2510.26709). Each worker multiplies its matrix by the same thin random matrix. The sum of these products is the
 product of the sum, and its row norms show which rows of the sum are large. Two dense sums: with ``dense`` 4(P-1) rounds
 and 2(P-1)/P (s + m) words per worker, where s is the sum of sketch * rows over the compressed matrices and m the number
-of entries sent. Error feedback uses a residual here, as for most methods; the paper's variant, EF21 with momentum, is
-``arc_topk_ef21``.
+of entries sent. Error feedback uses a residual here; ``arc_topk_ef21`` is the paper's variant, EF21 with momentum.
 """
 
 from __future__ import annotations
@@ -59,7 +58,7 @@ class _Matrix(NamedTuple):
 
 @dataclass(frozen=True)
 class ARCTopK(DenseCompressor):
-    """Sends the rows of each matrix whose sum over all workers is largest, found with a random sketch of the sum.
+    """Sends the rows of each matrix whose sums over all workers have the largest norms, according to a random sketch.
 
     Tensors with fewer than two dimensions, and those that would not shrink, are sent uncompressed.
 

@@ -1,11 +1,11 @@
 """ARC-Top-K as published: sends matrix rows of the change since the last transmission, with momentum (EF21M).
 
-Worker i keeps a running mean v_i of its gradients, and the estimate h_i of v_i that the other workers have:
+Worker i keeps a running mean v_i of its gradients, and an estimate h_i of v_i, the sum of all changes sent:
 
     v_i <- (1 - share) v_i + share gradient_i,    h_i <- h_i + C(v_i - h_i).
 
-The mean of all h_i is applied. Every worker knows it, since only the differences C(v_i - h_i) are sent. With a
-residual, a delayed row would be sent as the sum of all its steps; this method sends its current value.
+The mean of all h_i is applied. Every worker can compute it, because all changes C(v_i - h_i) are sent. With a residual,
+a delayed row would be sent as the sum of several steps; this method updates it to its current value.
 
 Source: Chen et al., An All-Reduce Compatible Top-K Compressor for Communication-Efficient Distributed Learning, 2025
 (arXiv 2510.26709), with EF21-SGDM of Fatkhullin, Tyurin and Richtarik, Momentum Provably Improves Error Feedback,
@@ -40,7 +40,7 @@ class EF21State(State):
 
     Attributes:
         mean: Running mean of the worker's gradients, shape (n,).
-        sent: Estimate of the mean that the other workers have, shape (n,).
+        sent: Estimate of the mean: the sum of all changes that this worker has sent, shape (n,).
         total: Sum of the estimates over all workers, shape (n,); equal on all workers.
         begun: Whether the state has seen a gradient.
     """
@@ -51,7 +51,7 @@ class EF21State(State):
     begun: bool = False
 
     def rescale(self, factor: float) -> None:
-        """Multiplies all tensors, which have the unit of gradients, by ``factor``."""
+        """Multiplies all tensors by ``factor``, because they scale with the gradients."""
         self.mean, self.sent, self.total = (clip_overflow(each * factor) for each in (self.mean, self.sent, self.total))
 
 

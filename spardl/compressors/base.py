@@ -44,19 +44,19 @@ class Mass(Enum):
 
 
 class Compressor(ABC):
-    """Base class of compressors, which determine what a worker sends of a vector (gradient plus residual).
+    """Base class of compressors, which determine which part of a vector (gradient plus residual) a worker sends.
 
     Attributes:
         name: Name of the compressor in configurations.
         output: Form of a compressed gradient; the communicator must be able to sum it.
         mass: What happens to the unsent part in the worst case over all options; ``own_mass`` is for the given options.
-        sparsifies: Whether some entries are sent unchanged, and nothing of the others.
+        sparsifies: Whether some entries are sent unchanged, and the others not at all.
         by_matrix: Whether tensors are compressed as matrices, so that the number of sent entries depends on their
             shapes.
         absolute: Whether entries are compared with a fixed threshold, so that multiplying a gradient changes the
             selection.
-        needs_weights: Whether vectors must be changes of weights, or updates with step sizes in the context, because
-            they are compared with the weights in the context. These need a format of at least 32 bits.
+        needs_weights: Whether vectors are compared with the weights in the context. They must then be changes of
+            weights, or updates with step sizes in the context, and weights must have at least 32 bits.
     """
 
     name: ClassVar[str]
@@ -69,7 +69,7 @@ class Compressor(ABC):
 
     @property
     def own_mass(self) -> Mass:
-        """What happens to the unsent part with the given options; less may be lost than ``mass`` states."""
+        """What happens to the unsent part with the given options, which may lose less than ``mass`` states."""
         return self.mass
 
     @property
@@ -182,13 +182,13 @@ class DenseCompressor(Compressor):
 
 
 class CodeCompressor(Compressor):
-    """Base class of compressors whose output is a message (bytes, of known size) that must be decoded to be summed."""
+    """Base class of compressors whose output is a message of known size, which must be decoded before summing."""
 
     output = Output.CODES
 
     @property
     def lessens(self) -> bool:
-        """Whether all compression errors are at most the largest magnitude in the vector, apart from rounding."""
+        """Whether no compression error exceeds the largest magnitude in the vector, apart from rounding."""
         return False
 
     @abstractmethod

@@ -40,7 +40,7 @@ class Scope(NamedTuple):
         cut: Function that divides a layout into ranges, in order; its second argument is the number of entries per
             bucket.
         index_step: Granularity of index sizes in messages: the number of low bits (Elias-Fano coding) is a multiple of
-            it. Chunks use 1, for the smallest messages: 64 of 4,096 entries take 8 bits per index.
+            it. Chunks use 1, which gives the smallest messages: 64 of 4,096 entries take 8 bits per index.
     """
 
     cut: Callable[[Layout, int], list[tuple[int, int]]]
@@ -120,7 +120,7 @@ class Budget:
         Returns:
             True if the scope is ``auto``, chunks suit this compressor, and each chunk sends at least one entry.
         """
-        # Below one entry per chunk, chunks would send more than the density asks for.
+        # Each chunk sends at least one entry, so lower densities would be exceeded.
         return cls.chunks_updates and scope == AUTO and is_number(float, density) and density * CHUNK >= 1
 
     def density_at(self, step: int) -> float:
@@ -294,7 +294,7 @@ def _pieces(scope: str, layout: Layout, bucket_entries: int, density: float, blo
 
 
 def _shares(overlaps: Sequence[_Overlap], k: int) -> Iterator[int]:
-    """Distributes k entries, or all of them if there are fewer; a whole part gets its budget if k is their sum."""
+    """Distributes k entries (or all, if there are fewer); a whole part gets its budget if k is the sum of budgets."""
     total, available = sum(each.wanted for each in overlaps), sum(each.stop - each.start for each in overlaps)
     left, due = min(k, available), 0.0
     wanted = left
@@ -302,7 +302,7 @@ def _shares(overlaps: Sequence[_Overlap], k: int) -> Iterator[int]:
         available -= each.stop - each.start
         due += each.wanted
         ideal = round(wanted * due / total) - (wanted - left)
-        # At least the rest that later pieces cannot hold, so that exactly k entries are dealt out.
+        # At least the number that later pieces cannot hold, so that exactly k entries are distributed.
         share = min(each.stop - each.start, max(ideal, left - available, 0))
         left -= share
         yield share

@@ -1,4 +1,4 @@
-"""Casts: the gradient as 16-bit floating-point numbers, also summed in 16 bits.
+"""Casts: sends the gradient as 16-bit floating-point numbers, and sums in 16 bits.
 
 Source: the communication hooks ``fp16_compress_hook`` and ``bf16_compress_hook`` of torch's DistributedDataParallel.
 One dense sum: with ``dense`` 2(P-1) rounds and 2n(P-1)/P two-byte words per worker.
@@ -37,9 +37,9 @@ _CHUNK = 1 << 16
 class Cast(DenseCompressor):
     """Sends and sums all entries in 16 bits.
 
-    Gradients are divided by P first, so only an average that exceeds the format overflows. In fp16, magnitudes above
-    65504 become infinite and stay so in the averaged gradient, as with torch's hooks; magnitudes below 6e-8 become
-    zero. bf16 has the range of float32, but a precision of 8 bits instead of fp16's 11.
+    Gradients are divided by P before they are cast, so their sum is the average. In fp16, magnitudes of 65,520 or more
+    become infinite and stay so in the averaged gradient, as with torch's hooks; magnitudes below 3e-8 become zero. bf16
+    has the range of float32, but a precision of 8 bits instead of fp16's 11.
 
     Args:
         format: Number format, ``fp16`` or ``bf16``.

@@ -57,7 +57,8 @@ MIXER = ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1))
 WORD = (1 << 64) - 1
 HALF = (1 << 32) - 1
 MOST_COLUMNS = 1 << 30
-# The data of a block stays in a core's cache; a GPU needs fewer, longer operations.
+# Number of positions per block: on a CPU, the data of a block fits into a core's cache; a GPU needs fewer, longer
+# operations.
 CPU_BLOCK, OTHER_BLOCK = 1 << 16, 1 << 22
 
 
@@ -124,7 +125,7 @@ class Sketch:
             start: Position of the first entry.
             stop: Position after the last entry.
         """
-        # Signs are looked up with the bucket: a slot is a bucket with a sign.
+        # A slot is a bucket with a sign, so one lookup returns the signed value.
         signed = torch.stack((table, -table), dim=1).view(self.rows, 2 * self.columns)
         estimates = table.new_empty(stop - start)
         for begin, all_slots in self._blocks(start, stop, table.device):
@@ -213,8 +214,8 @@ class SketchedPart(NamedTuple):
 class CountSketch(Budget, DenseCompressor):
     """Sums sketches (tables) of the gradients, then computes exact sums of the entries with the largest estimates.
 
-    No sizes are published; the defaults were chosen by measurements. They send 20 values per entry
-    to send (k), which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
+    No sizes are published; the defaults were chosen by measurements. They sum 20 values for each of the k entries to
+    send, which is 20% of a dense gradient at a density of 1%. Of the total magnitude of the 1% largest entries,
     the defaults find 77% if all entries follow Student's t-distribution with 3 degrees of freedom. For the gradients
     that 8 workers accumulate while training ResNet-20, they find 81%, or 85% with corrected momentum. Such vectors have
     light tails, so more candidates help more than more rows. With 2 columns and 6 candidates (12 values), the three
@@ -227,7 +228,7 @@ class CountSketch(Budget, DenseCompressor):
         columns_per_entry: Number of table columns per entry to send, c / k.
         candidates: Number of entries whose exact sums are computed, per entry to send; at least 1.
         fresh_hashes: Whether each step uses new hashes. With fixed hashes, as published, an entry may never be found,
-            however large it grows: it always shares its places in the table with the same other entries.
+            however large it grows: it shares its buckets with the same other entries in every step.
         seed: Seed of the hashes.
 
     Raises:

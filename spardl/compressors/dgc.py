@@ -38,13 +38,13 @@ class SampledTopK(PiecewiseCompressor):
     """Keeps at most k entries, nearly always among the largest; ``Budget`` describes the other arguments.
 
     The threshold is the k-th largest magnitude of a strided sample, with k scaled to the size of the sample. If more
-    than k entries exceed the threshold, the k largest of them are kept. While far too few entries exceed the threshold,
-    it is lowered.
+    than k entries reach the threshold, the k largest of them are kept. While fewer than ``low`` times k entries reach
+    it, it is lowered.
 
     Args:
         sample_ratio: Share of the entries in the sample; lower is faster and less exact.
-        least_sample: Minimum number of entries in the sample; for at most this number of entries, top-k is exact.
-        low: Share of k; the threshold is lowered while fewer entries exceed it.
+        least_sample: Minimum number of entries in the sample; top-k is exact in a piece with at most this number.
+        low: Share of k; the threshold is lowered while fewer entries reach it.
         factor: Factor that the threshold is multiplied by to lower it.
         lowerings: Maximum number of times that the threshold is lowered.
 

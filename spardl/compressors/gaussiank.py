@@ -1,4 +1,4 @@
-"""Gaussian-k: about k entries, above a threshold estimated from a normal distribution fitted to the values.
+"""Gaussian-k: selects about k entries above a threshold, estimated from a normal distribution fitted to the values.
 
 Source: Shi et al., Understanding Top-k Sparsification in Distributed Deep Learning, 2019 (arXiv 1911.08772). The bounds
 and steps of the corrections are those of the baseline in Li and Hoefler, Ok-Topk, PPoPP 2022.

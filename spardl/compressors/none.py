@@ -1,7 +1,7 @@
 """No compression: the dense gradient, the baseline of all comparisons.
 
-Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020; this is what
-DistributedDataParallel sends without a hook.
+Source: Li et al., PyTorch Distributed: Experiences on Accelerating Data Parallel Training, VLDB 2020.
+DistributedDataParallel without a hook does the same.
 """
 
 from __future__ import annotations

@@ -4,8 +4,9 @@ Source: Vogels, Karimireddy and Jaggi, PowerSGD: Practical Low-Rank Gradient Com
 NeurIPS 2019, Algorithms 1 and 2. Two dense sums: with ``dense`` 4(P-1) rounds and 2(P-1)/P (s + m) words per worker,
 where s is the sum of rank * (rows + columns) over the compressed matrices and m the number of other entries.
 
-In the paper, the basis decays with the singular values. Here its columns are orthonormalized after each step; torch's
-communication hook does so before. Both span the same space, but this variant also works for very small gradients.
+In the paper, the right factor itself is the next basis, so its columns scale with the singular values. Here they are
+orthonormalized after each step; torch's communication hook does so before each step. The columns span the same space,
+but this variant also works for very small gradients.
 """
 
 from __future__ import annotations
@@ -215,7 +216,7 @@ class _Plan:
 
     def leave(self, values: Tensor, approximation: Tensor, workers: int) -> None:
         """Subtracts this worker's share of the approximated sum from its vector, in place."""
-        # The residual of all workers together must equal the error of the sum.
+        # The residuals of all workers must add up to the error of the sum.
         values.sub_(approximation, alpha=1 / workers)
         if self.others:
             torch._foreach_zero_(self._rest(values))
@@ -234,7 +235,7 @@ def _peaks(factors: Tensor) -> Tensor:
 def _orthonormal(factors: Tensor, old: Tensor | None = None) -> Tensor:
     """Orthonormal columns whose span contains that of the factors, shape (matrices, length, rank) with length > rank.
 
-    Columns of ``old`` replace factors that are zero or contain a NaN.
+    Columns of ``old`` replace columns that are zero or contain a NaN.
     """
     # Householder QR works for any finite matrix, including rank-deficient and zero ones.
     columns: Tensor = torch.linalg.qr(_scaled(factors, old)).Q

@@ -1,4 +1,4 @@
-"""QSGD: stochastic rounding to a few levels per bucket.
+"""QSGD: rounds entries at random to a few levels, relative to the norm of their bucket.
 
 Source: Alistarh et al., QSGD: Communication-Efficient SGD via Gradient Quantization and Encoding, NeurIPS 2017, section
 3 (the quantizer), section 4 (buckets, and the largest magnitude instead of the norm). Codes have a fixed number of bits

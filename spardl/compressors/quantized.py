@@ -99,14 +99,14 @@ class _Float8(NamedTuple):
 FORMATS: Mapping[str, _Format] = MappingProxyType(
     {"int8": _Integers(8), "int4": _Integers(4), "int2": _Integers(2), "fp8": _Float8()}
 )
-# Vectors are padded to whole blocks, so larger blocks would only waste memory; a block takes 64 MiB in float32.
+# Vectors are padded to whole blocks, so larger blocks would only waste memory; such a block takes 64 MiB in float32.
 _LARGEST_BLOCK = 1 << 24
 ROUNDINGS = ("nearest", "stochastic")
 
 
 @dataclass(frozen=True)
 class Quantized(CodeCompressor):
-    """Sends the largest magnitude of each block, and the ratio of each entry to it in a few bits.
+    """Sends the largest magnitude of each block, and for each entry its ratio to this magnitude in a few bits.
 
     Args:
         format: Number format: ``int8``, ``int4``, ``int2`` (-1, 0 and 1) or ``fp8``; fewer bits are more aggressive.

@@ -1,7 +1,7 @@
-"""Random-block sparsification: a contiguous block at a random position, equal on all workers.
+"""Random-block sparsification: sends a contiguous block at a random position, equal on all workers.
 
-Source: Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv 2009.09271). Entries
-are not compared or searched, only k adjacent ones copied. One dense sum of k values: on a ring 2(P-1) rounds and
+Source: Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv 2009.09271).
+Selection copies k adjacent entries without comparing any. One dense sum of k values: on a ring 2(P-1) rounds and
 2k(P-1)/P words per worker.
 """
 
@@ -59,7 +59,7 @@ class RandomBlock(SharedChoice):
 
 
 def _block(part: Range, start: int, device: torch.device) -> list[Tensor]:
-    """Returns the positions of a block: first the end that continues at the part's start, then the rest."""
+    """Returns the positions of a block: first the end of the block that wraps to the part's start, then the rest."""
     first = part.start + start
     beyond = max(0, first + part.k - part.stop)
     return [

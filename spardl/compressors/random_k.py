@@ -1,4 +1,4 @@
-"""Random-k sparsification: k random entries, equal on all workers.
+"""Random-k sparsification: sends k random entries, at the same positions on all workers.
 
 Source: Stich et al., Sparsified SGD with Memory, NeurIPS 2018 (rand-k); with a seed shared by all workers, so that no
 positions are sent, Foroutan Eghlidi and Jaggi, Sparse Communication for Training Deep Networks, 2020 (arXiv
@@ -23,7 +23,7 @@ METHODS = (
     ),
 )
 
-# From this density on, a shuffle of all positions is cheaper than drawing until enough positions differ.
+# From this density on, shuffling all positions is cheaper than drawing until k positions are distinct.
 _DENSE = 0.25
 
 
@@ -59,7 +59,7 @@ def draw_distinct(length: int, k: int, generator: torch.Generator) -> Tensor:
         return torch.randperm(length, generator=generator)[:k].sort().values
     found = torch.empty(0, dtype=torch.int64)
     while found.numel() < k:
-        # Draw a quarter more than missing: then one round nearly always suffices.
+        # Draw a quarter more than the missing number, so that one round nearly always suffices.
         missing = k - found.numel()
         more = torch.randint(length, (missing + missing // 4 + 1,), generator=generator)
         found = torch.cat((found, more)).unique(sorted=True)

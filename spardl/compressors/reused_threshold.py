@@ -47,7 +47,7 @@ class ReusedThresholdState(State):
     thresholds: Tensor
 
     def rescale(self, factor: float) -> None:
-        """Multiplies the thresholds, which have the unit of gradients, by ``factor``."""
+        """Multiplies the thresholds by ``factor``, because they scale with the gradients."""
         self.thresholds = self.thresholds * factor
 
     def set(self, part: int, threshold: float) -> None:
@@ -98,8 +98,8 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         Entries that are zero are selected only where all entries of a piece are sent.
         """
         assert isinstance(state, ReusedThresholdState)
-        # A search among the listed candidates is cheap, and always needed: for a due evaluation, for the next step's
-        # lists, which follow the k largest wherever the threshold is, and to notice a threshold that selects too many.
+        # A search among the listed candidates is cheap and needed in every step: for a due evaluation, for the lists of
+        # the next step, which follow the k largest entries, and to detect a threshold that selects too many.
         wanted = pieces.ranges.columns[2].tolist()
         largest = accumulated.largest(pieces.ranges, min(self.pre_limit, _SPARE)).split(wanted)
         due = context.step % self.period == 0
@@ -122,7 +122,7 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
         if due:
             values = sparse.gather(accumulated.values, exact)
             chosen = exact[values != 0]
-            # With fewer than k non-zero entries, the smallest of them is no useful threshold for the next step.
+            # The smallest of fewer than k non-zero entries is not a useful threshold for the next step.
             threshold = smallest_magnitude(values) if chosen.numel() == part.k else 0.0
         state.set(number, self.corrected(threshold, chosen.numel(), part.k))
         return chosen
@@ -130,7 +130,7 @@ class ReusedThreshold(Reuse, BudgetedCompressor):
     def _above(self, accumulated: Accumulator, part: Range, threshold: float) -> tuple[Tensor, float]:
         """Returns the entries above the threshold, raised while it selects too many, and the final threshold."""
         kind = torch.finfo(accumulated.values.dtype)
-        # In the dtype of the values, a small threshold can round to 0, which all zeros would reach.
+        # In the dtype of the values, a small threshold can round to 0, and would then select all zeros.
         least = kind.tiny * kind.eps
         if not host_reads(accumulated.values):
             return self._above_at_once(accumulated, part, threshold, least)

@@ -1,8 +1,8 @@
-"""Scaled signs: one bit per entry, and the mean magnitude of each layer.
+"""Scaled signs: sends one bit per entry, and the mean magnitude of each layer.
 
 Source: Karimireddy et al., Error Feedback Fixes SignSGD and other Gradient Compression Schemes, ICML 2019. With the
-local residual this is their EF-signSGD, without a residual their scaled signSGD. ``onebit`` sums signs with errors kept
-on both sides, as the compressed all-reduce of 1-bit Adam (Tang et al., ICML 2021, arXiv 2102.02888).
+local residual this is their EF-signSGD, without a residual their scaled signSGD. ``onebit`` applies error feedback to
+the gradients and to their sums, as the compressed all-reduce of 1-bit Adam (Tang et al., ICML 2021, arXiv 2102.02888).
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ class SignSGD(CodeCompressor):
         for number, (start, stop) in enumerate(parts):
             if stop > start:
                 scales[number] = _mean_magnitude(vector[start:stop])
-        # A view of the booleans: they are bytes of 0 and 1 already.
+        # A view suffices, because booleans are stored as bytes of 0 and 1.
         return self._form(context).write(scales, (vector >= 0).view(torch.uint8))
 
     def decode(self, message: Tensor, context: Context, dtype: torch.dtype) -> Tensor:

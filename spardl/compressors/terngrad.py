@@ -1,8 +1,8 @@
 """TernGrad: each entry becomes -1, 0 or 1 times the largest magnitude of its layer.
 
 Source: Wen et al., TernGrad: Ternary Gradients to Reduce Communication in Distributed Deep Learning, NeurIPS 2017,
-section 3.1 (ternary gradients), section 3.3 (layer-wise ternarizing, gradient clipping). Scales are not shared between
-workers: the paper does so to limit the levels of a parameter server's sum, but an all-gather has no server.
+section 3.1 (ternary gradients), section 3.3 (layer-wise ternarizing, gradient clipping). The paper shares scales among
+workers to limit the number of levels in a parameter server's sum. An all-gather has no server, so scales differ here.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ METHODS = (Combination("terngrad", compressor="terngrad", communicator="allgathe
 class TernGrad(CodeCompressor):
     """Sends the scale of each layer, and two bits per entry.
 
-    An entry is non-zero with probability magnitude / scale, so this step is unbiased. Clipping is biased: it reduces a
-    layer's largest entries in every step, in exchange for less noise in all others. The published default clips.
+    An entry is non-zero with probability magnitude / scale, so rounding is unbiased. Clipping is biased: it reduces the
+    largest entries of a layer in every step, but also the noise of all others. The published default clips.
 
     Args:
         clip: Largest magnitude, in standard deviations of the layer about zero; ``null`` disables clipping, which makes

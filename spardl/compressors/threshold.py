@@ -1,7 +1,7 @@
-"""Threshold sparsification: all entries of at least a given magnitude, in any number.
+"""Threshold sparsification: sends all entries of at least a given magnitude, in any number.
 
 Source: Strom, Scalable Distributed DNN Training Using Commodity GPU Cloud Computing, Interspeech 2015. There, sent
-entries are cut to the magnitude of the threshold; here they keep their value, as with all other sparsifiers.
+entries are reduced to the magnitude of the threshold; here they keep their value, as in all other sparsifiers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Top-k sparsification: the entries of largest magnitude, found exactly.
+"""Top-k sparsification: sends the k entries of largest magnitude, selected exactly.
 
 Source: Aji and Heafield, Sparse Communication for Distributed Gradient Descent, EMNLP 2017; with error feedback, Stich
 et al., Sparsified SGD with Memory, NeurIPS 2018.

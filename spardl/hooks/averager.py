@@ -1,8 +1,8 @@
-"""Gradient averaging shared by all handles: gradients are put in one by one, averaged in groups, and taken out.
+"""Gradient averaging shared by all handles: copies gradients in, averages them group by group, and copies averages out.
 
-A handle is what ``attach`` and similar functions return. A group is a range of parameters whose gradients are averaged
-together. The module also holds the statistics of a handle (:class:`Stats`), the process group that it communicates
-over, and the checks that detect workers whose settings or loaded states differ.
+A handle is the object that ``attach`` and similar functions return. A group is a range of parameters whose gradients
+are averaged together. The module also defines the statistics of a handle (:class:`Stats`), the process group over which
+it communicates, and the checks that detect workers whose settings or loaded states differ.
 """
 
 from __future__ import annotations
@@ -59,15 +59,17 @@ class Stats(NamedTuple):
         words: Number of words sent per step; an index or a value is one word.
         bytes_sent: Number of payload bytes sent per step. The messages with which ``mg_wfbp`` and ``layer_fusion``
             measure the network once are included here and in ``rounds``, ``words`` and ``seconds``.
-        dense_bytes: Number of payload bytes that a ring all-reduce of the same gradients would send per step.
+        dense_bytes: Number of payload bytes that a ring all-reduce of the same gradients would send per step:
+            2(P-1)/P times their size.
         seconds: Time per step in seconds, by phase: ``select``, ``pack``, ``communicate``, ``merge``. These times
-            overlap with the backward pass. The first step of a handle (compilation, setup) is excluded once there is a
-            second one.
-        refused: Number of gradients of groups of parameters that were skipped because they were not finite, or
-            clipped because a sum overflowed. Counts all workers, which exchange their counts after steps 1, 2, 4, ...,
-            64 and after every 64th step; for ``all_reduce``, this worker only.
+            overlap with the backward pass. The first step of a handle (compilation, setup) is excluded once a second
+            step has ended.
+        refused: Number of gradients (one per group and step) that were skipped because they were not finite, or clipped
+            because a sum overflowed. It covers all workers, which exchange their counts after steps 1, 2, 4, ..., 64
+            and after every 64th step; for ``all_reduce``, it covers this worker only.
         residual_ratio: 2-norm of the residual, as a multiple of the norm of one step's gradient (with ``optimizer=``:
-            of its update), measured every 16 steps; ``None`` if unknown. It grows at first and should then level off.
+            of its update), which is measured every 16 steps; ``None`` if unknown. It grows at first and should then
+            level off.
         residual_age: Number of steps that an entry spends in the residual on average, by Little's law: L1 norm of the
             residual divided by that of one step's gradient (or update).
     """
@@ -84,7 +86,7 @@ class Stats(NamedTuple):
 
     @property
     def share(self) -> float:
-        """Bytes sent, as a share of ``dense_bytes`` such as 0.02; 0 for a single worker, which sends nothing."""
+        """Bytes sent as a share of ``dense_bytes``, for example 0.02; 0 for a single worker, which sends nothing."""
         return self.bytes_sent / self.dense_bytes if self.dense_bytes else 0.0
 
     def __str__(self) -> str:
@@ -148,7 +150,7 @@ class Meter:
         Args:
             nbytes: Size of the gradients of one step in bytes.
             refused: Total number of gradients skipped so far, including those before ``reset``.
-            waiting: Size of the residual, that is, of the entries that wait to be sent; ``None`` if unknown.
+            waiting: Size of the residual (the entries that have not been sent yet); ``None`` if unknown.
             under_way: Whether to count a step that has begun but not ended.
         """
         now = self._counts(self.steps + under_way)
@@ -184,10 +186,12 @@ WRONG_PARAMETERS = (
     "this state belongs to other parameters or another bucket_mb; load it into a handle of the same model and bucket_mb"
 )
 
-# Checks that read gradients or cost a round trip run in each of the first steps, then once per interval.
+# Checks that read gradients or cost a round trip run in each of the first ``ALWAYS_CHECKED`` steps, and then once in
+# every ``CHECK_INTERVAL`` steps.
 CHECK_INTERVAL = 16
 ALWAYS_CHECKED = 20
-# Number of steps, after one whose averages were discarded, in which a snapshot is taken to undo the next one exactly.
+# After a step whose averages were discarded, number of steps that take a snapshot, so that the next discarded step can
+# be undone exactly.
 _SNAPSHOT_STEPS = 128
 _VECTORS = ("memory", "velocity", "variance")
 
@@ -341,7 +345,7 @@ class Averager:
         self._in_backward = self._has_gradients = False
 
     def put(self, number: int, gradient: Tensor | None) -> None:
-        """Copies the gradient of a parameter; starts to average its group once all gradients of the group are there.
+        """Copies the gradient of a parameter, and starts to average its group once the group is complete.
 
         Args:
             number: Number of the parameter.
@@ -372,7 +376,7 @@ class Averager:
         self.engine.complete(number)
 
     def check_parameters(self, numbers: Iterable[int] | None = None) -> None:
-        """Raises ``ConfigError`` if dtype or device of a parameter in ``numbers`` (``None``: of any) has changed."""
+        """Raises ``ConfigError`` if the dtype or device of a parameter in ``numbers`` (all if ``None``) has changed."""
         for number in range(len(self._placements)) if numbers is None else numbers:
             parameter, (dtype, device) = self.gradient.parameters[number], self._placements[number]
             if parameter.dtype is not dtype or parameter.device != device:
@@ -382,10 +386,10 @@ class Averager:
                 )
 
     def lend(self, numbers: Sequence[int], buffer: Tensor | None) -> None:
-        """Averages one group in the caller's memory from now on, without a copy, if the method has no residual.
+        """From now on, averages one group in the caller's memory instead of a copy, if the method has no residual.
 
         Args:
-            numbers: Numbers of the parameters; if they are not exactly one group, their gradients are copied as before.
+            numbers: Numbers of the parameters; if they do not form exactly one group, gradients are copied as before.
             buffer: Their gradients, one after the other in this order, shape (m,); ``None`` if they are not contiguous.
         """
         group = None if buffer is None else self._group_of(numbers, buffer)
@@ -403,7 +407,7 @@ class Averager:
         return next((at for at, (group, own) in groups if wanted == (tuple(range(*group.tensors)), own.dtype)), None)
 
     def take_back(self, numbers: Sequence[int] | None = None) -> None:
-        """Ends ``lend`` for the groups of some parameters (``None``: of all): their gradients are copied again."""
+        """Ends ``lend`` for the groups of the parameters ``numbers`` (all if ``None``): copies gradients again."""
         groups = self.engine.gradient_state.groups
         for lent in sorted(self._lent):
             if numbers is None or any(number in range(*groups[lent].tensors) for number in numbers):
@@ -506,7 +510,7 @@ class Averager:
             if advice is None:
                 advice = "" if self.scaled else "; if you use a GradScaler, pass it to the handle (scaler=scaler)"
             warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
-        # The loads' count of steps is the one that is equal on all workers.
+        # This count of steps is equal on all workers, even if only some of them have loaded a state.
         if is_due(self._loads.steps) and self._cluster.size > 1:
             row = torch.tensor([own.number], device=self._cluster.device)
             self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
@@ -558,7 +562,7 @@ class Averager:
         self._loads.note()
 
     def forget(self) -> None:
-        """Resets the state to that before the first step."""
+        """Resets residuals, moments and counts to their values before the first step."""
         self.take_back()
         self.engine.reset()
         self.undo.forget()
@@ -621,8 +625,8 @@ class StepUndo:
 def inherit(into: Averager, other: Averager) -> None:
     """Copies residuals and moments from one averager to another; skips those that one of the two methods does not keep.
 
-    Moments start again if the optimizers are of other kinds, Muon updates other matrices, or only one of the methods
-    keeps a first moment: all parameters share one count of updates, which would be wrong for new moments.
+    All moments start from zero if the optimizers differ in kind, Muon updates different matrices, or only one of the
+    methods keeps a first moment: all parameters share one count of updates, which would be wrong for new moments.
 
     Args:
         into: Averager to copy to.
@@ -664,7 +668,7 @@ def _check_state(values: Mapping[str, Any], engine: InBackward, names: list[str]
     if values["names"] != names:
         raise ConfigError(WRONG_PARAMETERS)
     groups, mine = values["groups"], engine.gradient_state.state_dicts()
-    # Schedules that regroup may have saved more or fewer groups: each must then look like the first.
+    # Schedules that regroup may have saved more or fewer groups: each must then have the structure of the first.
     check_whole(groups, mine if len(groups) == len(mine) else [mine[0]] * len(groups), "groups")
     if engine.fixed and (len(groups) != len(mine) or _sizes(groups) != _sizes(mine)):
         raise ConfigError(WRONG_PARAMETERS)

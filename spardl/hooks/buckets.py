@@ -1,6 +1,6 @@
 """Checks of DDP models, and groups of parameters that coincide with DDP's own buckets.
 
-Gradients that are summed where DDP stores them need no copy. DDP rebuilds its buckets before the second step of every
+Gradients that are summed in DDP's own buffers need no copy. DDP rebuilds its buckets before the second step of every
 process, in the order in which the first step completed gradients on rank 0 (Li et al., PyTorch Distributed, VLDB 2020,
 section 4.2). How a backend rounds the sum of an entry depends on the entry's position in the bucket. So that a
 restarted process computes the same results, groups do not follow the buckets that DDP has in the first step of a
@@ -92,8 +92,8 @@ def check_modules(model: nn.Module, schedule: Schedule) -> None:
         schedule: Schedule of the handle.
 
     Raises:
-        ConfigError: If the model has sparse gradients, or is compiled although the schedule needs hooks of single
-            modules.
+        ConfigError: If the model has sparse gradients, or contains a ``torch.compile()`` wrapper, which would not wait
+            for the updates of ``schedule=dear``.
     """
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding | nn.EmbeddingBag) and module.sparse:
@@ -107,12 +107,12 @@ def check_modules(model: nn.Module, schedule: Schedule) -> None:
 
 
 def check_joined(ddp: nn.Module | None, before: object) -> None:
-    """Checks that a backward pass runs outside ``ddp.join()``; called by handles that keep the optimizer's moments.
+    """Checks that a backward pass runs outside ``ddp.join()``; for handles that keep the optimizer's moments.
 
     Args:
         ddp: Model of the pass.
-        before: Result of ``join_config`` when the handle was created, to compare with: torch keeps these settings after
-            a ``join()`` has ended.
+        before: Result of ``join_config`` when the handle was created. Equal settings belong to a ``join()`` that has
+            ended: torch does not delete them.
 
     Raises:
         ConfigError: If ``ddp.join()`` allows workers to make fewer steps than others.
@@ -156,7 +156,7 @@ def join_config(ddp: nn.Module | None) -> object:
 # --- groups that coincide with DDP's buckets
 
 
-# DDP's defaults: all buckets, and the first one.
+# DDP's default bucket sizes: of all buckets except the first, and of the first.
 _BUCKET_BYTES = 25 * 2**20
 _FIRST_BUCKET_BYTES = 2**20
 
@@ -215,7 +215,7 @@ class BucketWatcher:
             self._order.append(number)
 
     def observed(self, cluster: Cluster, synchronized: Iterable[nn.Parameter]) -> Grouping:
-        """Returns the order and groups of DDP's next buckets, which follow rank 0; all workers must call this.
+        """Returns the order and groups of DDP's next buckets, as observed on rank 0; all workers must call this.
 
         Args:
             cluster: Cluster that connects the workers.
@@ -314,7 +314,7 @@ def _in_layout_of(parameter: Tensor, view: Tensor) -> Tensor:
 
 
 def unchanged_bucket(bucket: GradBucket, device: torch.device) -> torch.futures.Future[Tensor]:
-    """Returns the result of a hook that leaves a bucket as it is, for a backward pass whose gradients are ignored.
+    """Returns a bucket unchanged, as the result of a hook in a backward pass whose gradients are ignored.
 
     Args:
         bucket: Bucket from DDP.

@@ -1,4 +1,4 @@
-"""Arguments of handles: creates method and schedule from names and options, and checks that the optimizers fit."""
+"""Arguments of handles: creates the method and the schedule from names and options, and checks the optimizers."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def choose_method(
     optimizer: Optimizers = None,
     ranks_per_node: int | str = 1,
 ) -> Method:
-    """Makes the method of a handle from the arguments of the user.
+    """Creates the method of a handle from its arguments.
 
     Args:
         method: Name of the method, or a method.
@@ -67,7 +67,8 @@ def choose_method(
         schedule: Schedule of the handle, if it has one; ``dear`` needs a method whose sums can be split into
             reduce-scatter and all-gather.
         optimizer: Optimizers passed to the handle, if any; Muon changes the defaults of some methods.
-        ranks_per_node: As for ``choose_nodes``; the backend cannot sum between nodes only.
+        ranks_per_node: Number of workers per node, as for ``choose_nodes``; above 1, the communicator cannot be
+            ``backend``, which sums over all workers.
 
     Raises:
         ConfigError: If no method has this name, or an option is unknown or has no effect.
@@ -80,15 +81,15 @@ def choose_method(
     alone = isinstance(ranks_per_node, int) and ranks_per_node == 1
     if isinstance(method, Method) or halves or "communicator" in options or not alone:
         return make_method(method, **options)
-    # Only the trainer compares runs with simulated ones, which fixes the order of sums. Handles use the faster sums of
-    # the backend where the order does not matter.
+    # The trainer needs a fixed order of additions, because its runs are compared with simulated ones. Handles need no
+    # fixed order, so they use the faster sums of the backend.
     recipe = find_recipe(method)
     faster = recipe.faster if isinstance(recipe, Recipe) else None
     return make_method(method, **options, **({"communicator": faster} if faster else {}))
 
 
 def default_method(options: Mapping[str, Any], optimizer: Optimizers) -> str:
-    """Returns the name of the method of a handle for which the user names none.
+    """Returns the name of the default method of a handle.
 
     Args:
         options: Options of the method.
@@ -99,7 +100,7 @@ def default_method(options: Mapping[str, Any], optimizer: Optimizers) -> str:
     """
     if not matrices_of(optimizers_of(optimizer)) or options.get("recipe") == "published":
         return _DEFAULT
-    # Values of signs need no number format.
+    # ``onebit`` sends signs, for which a number format has no effect.
     known = {each.name for each in method_options(_FOR_MUON)} - {"wire"}
     if unknown := sorted(options.keys() - known):
         has = {each.name for each in method_options(_DEFAULT)}
@@ -111,7 +112,7 @@ def default_method(options: Mapping[str, Any], optimizer: Optimizers) -> str:
 
 
 def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedule:
-    """Makes the schedule of a handle from the arguments of the user.
+    """Creates the schedule of a handle from its arguments.
 
     Args:
         schedule: Name of the schedule, or a schedule.
@@ -123,7 +124,7 @@ def choose_schedule(schedule: str | Schedule, bucket_mb: float | None) -> Schedu
     if bucket_mb is not None and (not is_number(float, bucket_mb) or not bucket_mb > 0):
         raise ConfigError(f"bucket_mb must be above 0, got {bucket_mb!r}")
     if isinstance(schedule, str):
-        # Not all schedules of the library: others do not send during the backward pass.
+        # Other schedules of the library do not send during the backward pass.
         kind = {each.name: each for each in _SCHEDULES}.get(schedule)
         if kind is None:
             raise ConfigError(f"schedule={schedule!r} is not supported here; use one of {_names()}")
@@ -142,7 +143,7 @@ def choose_nodes(
     method: Method,
     environment: Mapping[str, str] = os.environ,
 ) -> Nodes:
-    """Returns which workers share a node, from the argument of the user.
+    """Returns the division of workers into nodes that the argument ``ranks_per_node`` describes.
 
     Args:
         ranks_per_node: Number of workers per node, with consecutive ranks; ``"auto"`` reads it from the environment.
@@ -308,7 +309,7 @@ def check_known(parameters: Sequence[nn.Parameter], averaged: Container[Tensor])
 
 
 def _check_momentum_once(method: Method, optimizer: torch.optim.Optimizer) -> None:
-    # A moved momentum replaces that of the optimizer, and so cannot be applied twice.
+    # A local update (``moved``) replaces the momentum of the optimizer, so momentum is applied only once.
     momentum = method.momentum
     has_own = any(group.get("momentum") or "betas" in group for group in optimizer.param_groups)
     if momentum.remembers and not momentum.moved and has_own:

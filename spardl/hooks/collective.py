@@ -55,8 +55,8 @@ def all_reduce(
         tensor: Floating-point tensor of any shape; not modified.
         method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`. Calls share no state.
         group: Process group; ``None`` for the default group. Its timeout limits every wait.
-        step: Number of the call, from 0, equal on all workers. Methods with random numbers draw other numbers in each
-            step, and those with a warm-up depend on it.
+        step: Number of the call, from 0, equal on all workers. It seeds random choices and selects the stage of a
+            warm-up.
         compare: Whether workers first compare their arguments, and all raise an error if they differ. This takes
             ceil(log2 P) additional rounds of 32 bytes, which ``cost`` does not include.
         **options: Options of the method, for example ``density=0.01``, ``teams=2``; see :class:`Recipe`.

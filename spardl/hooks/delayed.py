@@ -57,7 +57,7 @@ class DelayedUpdate:
     def _register(self, model: nn.Module, optimizer: torch.optim.Optimizer) -> Iterator[RemovableHandle]:
         # Runs before the engine's own hooks, which then find that a step has begun.
         yield model.register_forward_pre_hook(TransientHook(self._before_forward), prepend=True)
-        # Ends the engine's watch of the first forward pass. In the backward pass, autograd hides such a function mode.
+        # Ends the engine's trace of the first forward pass: autograd disables its function mode in backward passes.
         yield model.register_forward_hook(TransientHook(lambda *_: self._engine.forward_ended()), always_call=True)
         yield optimizer.register_step_pre_hook(torch.compiler.disable(self._before_step))
         yield optimizer.register_step_post_hook(torch.compiler.disable(self._after_step))

@@ -51,13 +51,13 @@ _NO_PASS = -1
 
 
 class Sharded(Handle):
-    """Handle of an FSDP model whose shards of gradients are averaged, as returned by :func:`attach_fsdp`.
+    """Handle of an FSDP model whose gradient shards are averaged, as returned by :func:`attach_fsdp`.
 
     Args:
         units: FSDP units of the model, by name.
-        method: method that averages the shards.
-        cluster: workers that have the same shards.
-        update: function that returns settings of the optimizer, by name; they must be equal on all workers.
+        method: Method that averages the shards.
+        cluster: Workers that have the same shards.
+        update: Function that returns settings of the optimizer, by name; they must be equal on all workers.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class Sharded(Handle):
         if summed is not None:
             _check_length(name, summed, flat)
         if not _all_reduces(self._units[name]):
-            # As in native HSDP, the sum stays here, and `.grad` gets it with the average of the last micro-batch.
+            # As in native HSDP, keep the sum until the last micro-batch, whose average then includes it.
             self._partial[name] = flat.clone() if summed is None else summed.add_(flat)
             flat.zero_()
             return
@@ -102,7 +102,7 @@ class Sharded(Handle):
             flat.add_(self._partial.pop(name))
         if name not in self._states:
             self._begin(name, flat)
-        # torch does not report the end of a step: it is over when a unit comes again.
+        # torch does not report the end of a step: a step has ended when a unit is averaged again.
         if name in self._done:
             self._meter.step()
             self._done.clear()
@@ -128,7 +128,7 @@ class Sharded(Handle):
         line = self._refusals.notice({self._worker.rank: own})
         if line:
             warnings.warn(f"spardl: {line}.", stacklevel=3)
-        # Once per step: in the unit that comes first in the model.
+        # Once per step: for the first unit of the model.
         if is_due(self._loads.steps) and name == next(iter(self._units)):
             rows = gather_rows(self._cluster, [torch.tensor([own.number])])
             self._refusals.learn([int(row) for row in rows])
@@ -174,12 +174,12 @@ class Sharded(Handle):
         All workers must load states of the same step; otherwise they fail at most 16 steps later.
 
         Args:
-            values: saved state.
+            values: Saved state.
 
         Raises:
-            ConfigError: if the state belongs to another rank, number of nodes, method or model, or is incomplete. For a
+            ConfigError: If the state belongs to another rank, number of nodes, method or model, or is incomplete. For a
                 unit that has had no backward pass yet, some of these errors are raised in its first one.
-            ValueError: if a shard has another length; for a unit that has had no backward pass yet, in its first one.
+            ValueError: If a shard has another length; for a unit that has had no backward pass yet, in its first one.
         """
         check_owner(values, self._owner, "units")
         check_whole(values, {"units": {name: state.state_dict() for name, state in self._states.items()}})
@@ -245,16 +245,16 @@ class ShardedUpdates(GradientHandle):
 
     Args:
         units: FSDP units of the model.
-        named: names and parameters of the model, each of any shape.
-        method: method that averages updates.
-        group: process group of the workers with the same shard.
-        timeout: seconds after which a worker that does not answer counts as lost.
-        optimizers: optimizers of the model; no parameter belongs to two of them.
-        clip_norm: largest 2-norm of a node's gradient; ``None`` for no limit.
+        named: Names and parameters of the model, each of any shape.
+        method: Method that averages updates.
+        group: Process group of the workers with the same shard.
+        timeout: Seconds after which a worker that does not answer counts as lost.
+        optimizers: Optimizers of the model; no parameter belongs to two of them.
+        clip_norm: Largest 2-norm of a node's gradient; ``None`` for no limit.
 
     Raises:
-        ConfigError: if an argument is invalid or does not fit the others.
-        PeerError: if a worker is lost.
+        ConfigError: If an argument is invalid or contradicts another one.
+        PeerError: If a worker is lost.
     """
 
     _averager: Averager
@@ -269,7 +269,7 @@ class ShardedUpdates(GradientHandle):
         optimizers: Sequence[torch.optim.Optimizer],
         clip_norm: float | None,
     ) -> None:
-        # Parameters that fully_shard() ignores are no DTensors.
+        # Parameters that fully_shard() ignores are not DTensors.
         sharded = [Named(*pair) for pair in named if isinstance(pair[1], DTensor)]
         trained = [pair for pair in sharded if pair.parameter.requires_grad]
         if not trained:
@@ -281,7 +281,7 @@ class ShardedUpdates(GradientHandle):
             raise ConfigError("optimizer has none of the sharded parameters; create it after fully_shard()")
         meshes = _meshes(pair.parameter for pair in trained)
         if local_part(trained[0].parameter).device.type != meshes[0].device_type:
-            # Some versions of torch call the hooks of gradients before their copy to the host has finished.
+            # Some versions of torch call gradient hooks before the gradients have been copied to the host.
             raise ConfigError("attach_fsdp(optimizer=...) does not support CPUOffloadPolicy; remove offload_policy=")
         if clip_norm is not None and (len(meshes) > 1 or meshes[0].ndim > 1):
             raise ConfigError(
@@ -353,7 +353,7 @@ class ShardedUpdates(GradientHandle):
             )
 
     def _on_gradient(self, number: int, parameter: Tensor) -> None:
-        # Over all parameters, as at the end of the pass: the shard of this one may be empty.
+        # Pass all parameters, as at the end of the backward pass: the shard of this one may be empty.
         if self._ignores(self._averager.gradient.parameters):
             return
         self._averager.engine.note(number)
@@ -380,10 +380,10 @@ class ShardedUpdates(GradientHandle):
         later; different shards are not compared.
 
         Args:
-            values: saved state.
+            values: Saved state.
 
         Raises:
-            ConfigError: if the state belongs to another rank, number of nodes, method or model, or is incomplete;
+            ConfigError: If the state belongs to another rank, number of nodes, method or model, or is incomplete;
                 nothing is changed then.
         """
         self._averager.check_state(values)
@@ -428,27 +428,27 @@ def attach_fsdp(
     For gradient accumulation, average only after the last micro-batch. Either call
     ``model.set_requires_gradient_sync(last)``, or ``set_requires_all_reduce(last)``, which reduces inside the node
     after each micro-batch and sums the shards until the last one. Call the latter on ``model`` or a module inside it,
-    after this function: earlier calls are not seen.
+    after this function: earlier calls have no effect on the handle.
 
     Args:
-        model: model with one or more FSDP units.
-        method: name of a method (see ``spardl.method_names()``), or a :class:`Method`.
-        group: process group of the workers with the same shard; its timeout limits every wait if gradients are
+        model: Model with one or more FSDP units.
+        method: Name of a method (see ``spardl.method_names()``), or a :class:`Method`.
+        group: Process group of the workers with the same shard; its timeout limits every wait if gradients are
             averaged.
-        optimizer: optimizer of the model (SGD, Adam or AdamW), or several of different parameters. Most sparse methods
+        optimizer: Optimizer of the model (SGD, Adam or AdamW), or several of different parameters. Most sparse methods
             then average updates instead of gradients, as in :func:`attach`: each node keeps its own moments, and
             ``step()`` only applies averages.
-        clip_norm: if updates are averaged, largest 2-norm of each node's own gradient.
-        timeout: if updates are averaged, seconds after which a worker that does not answer counts as lost, 1800 by
+        clip_norm: If updates are averaged, largest 2-norm of each node's own gradient.
+        timeout: If updates are averaged, seconds after which a worker that does not answer counts as lost, 1800 by
             default.
-        **options: options of the method, for example ``density=0.01``.
+        **options: Options of the method, for example ``density=0.01``.
 
     Returns:
         The handle, with ``state_dict``, ``load_state_dict`` and ``stats``; if updates are averaged, also with
         ``discard`` and ``detach``.
 
     Raises:
-        ConfigError: if the model has no FSDP unit or is sharded among workers of the group, or the method or an option
+        ConfigError: If the model has no FSDP unit or is sharded among workers of the group, or the method or an option
             is unknown, does not support the number of nodes or compresses matrices, or the optimizer is unsupported or
             has other parameters; in a later step, if the parameters without a gradient, which FSDP leaves out of its
             shards, are not those of the first step.
@@ -496,7 +496,7 @@ def _check_length(name: str, before: Tensor, now: Tensor) -> None:
     """Checks that a unit's shard has the same length, and so presumably the same parameters, as before.
 
     Raises:
-        ConfigError: if it has another length.
+        ConfigError: If it has another length.
     """
     if len(now) != len(before):
         raise ConfigError(
@@ -514,11 +514,11 @@ class _FlagSetter:
 
     Args:
         unit: FSDP unit.
-        name: name of the method to wrap.
+        name: Name of the method to wrap.
 
     Attributes:
-        flag: value of the last call on this unit or on one that contains it.
-        held: whether a handle that is not detached applies updates of an optimizer to the unit.
+        flag: Value of the last call on this unit or on one that contains it.
+        held: Whether a handle that is not detached applies updates of an optimizer to the unit.
     """
 
     def __init__(self, unit: FSDPModule, name: str) -> None:
@@ -538,7 +538,7 @@ class _FlagSetter:
 
 
 def _record_flags(unit: FSDPModule) -> None:
-    # The second method sets the flag of the first as well. Wrappers of an earlier handle stay, with their record.
+    # The second method also sets the flag of the first. Wrappers of an earlier handle are kept, with their flags.
     for name in _SETTERS:
         if not isinstance(vars(unit).get(name), _FlagSetter):
             setattr(unit, name, _FlagSetter(unit, name))
@@ -564,7 +564,7 @@ def _meshes(parameters: Iterable[Tensor]) -> list[DeviceMesh]:
 
 
 def _key_of(mesh: DeviceMesh) -> str:
-    """Returns the start of the keys of a process in ``torch.distributed.checkpoint``; ranks of a node need others."""
+    """Returns this process's prefix of keys in ``torch.distributed.checkpoint``; ranks of a node must differ in it."""
     return f"shard_{mesh.mesh.flatten().tolist().index(dist.get_rank())}." if mesh.mesh.numel() > 1 else ""
 
 

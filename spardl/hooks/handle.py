@@ -70,7 +70,7 @@ class Handle(ABC):
     ) -> None:
         self.method = method
         self._cluster, self._nodes = cluster, nodes
-        # Compiles before anything is sent: in the first step, all workers would wait for the slowest one.
+        # Compiles before the first message: in the first step, all workers would wait for the slowest one.
         prepare(method, nodes.count(cluster.size), trained, logs=cluster.leads)
         if isinstance(cluster, SideGroup):
             cluster.open()
@@ -97,7 +97,7 @@ class Handle(ABC):
         ``dcp.load({"model": ..., "spardl": handle.sharded(folder)}, checkpoint_id=folder)`` loads it.
 
         Args:
-            saved: Folder of the checkpoint to load; needed if another number of workers may have saved it. ``None`` to
+            saved: Folder of the checkpoint to load; required if the number of workers may have changed. ``None`` to
                 save, or to load a checkpoint of the same number of workers.
 
         Raises:
@@ -106,7 +106,7 @@ class Handle(ABC):
         return ShardedState(self, self._worker.size if saved is None else _saving_workers(saved))
 
     def load_resharded(self, states: Sequence[Mapping[str, Any]]) -> None:
-        """Restores states that another number of workers saved.
+        """Restores states that were saved by a different number of workers.
 
         The sum of the residuals over all workers and the mean of the velocities (moments of the optimizer) stay the
         same; compressor and communicator start with new states. If the number of workers has not changed, each worker
@@ -142,7 +142,7 @@ class Handle(ABC):
     @property
     @abstractmethod
     def _refused(self) -> int:
-        """Number of non-finite gradients, on all workers."""
+        """Number of skipped or clipped gradients on all workers."""
 
     @property
     def _waiting(self) -> ResidualSize | None:
@@ -176,8 +176,8 @@ class GradientHandle(Handle):
         PeerError: If a worker is lost during setup.
     """
 
-    # The averager is None once another handle has its state. The finalizer stops watching the optimizer's steps when
-    # the handle is garbage-collected.
+    # The averager is None once a newer handle has taken over its state. The finalizer removes the optimizer's hooks
+    # when the handle is garbage-collected.
     _cluster: SideGroup
     _averager: Averager | None
     _optimizer_steps: OptimizerSteps
@@ -303,7 +303,7 @@ class GradientHandle(Handle):
             self._discards = before
 
     def _ignores(self, first: Iterable[torch.Tensor], *, passed: bool = False) -> bool:
-        """Returns whether to ignore a pass that begins with the gradients of ``first``; ``passed``: it computed all."""
+        """Returns whether to ignore a pass whose first gradients are those of ``first``, all computed if ``passed``."""
         return self._discards >= self._discardable or self._optimizer_steps.ignores(first, passed=passed)
 
     def _begin_step(self, averager: Averager) -> None:
@@ -325,7 +325,7 @@ class GradientHandle(Handle):
         for number in averager.missing():
             gradient = parameters[number].grad
             averager.put(number, gradient)
-            # The loop may have set a gradient itself, which no hook has seen.
+            # The loop may have assigned a gradient itself, for which no hook ran.
             if gradient is not None and local_part(gradient).any():
                 averager.note(number)
         averager.wait()
@@ -360,7 +360,7 @@ class GradientHandle(Handle):
 
     def _release(self) -> None:
         """Stops checking the optimizer's steps, and releases the communication resources."""
-        # A finalizer that is no longer alive has already closed them.
+        # If the finalizer has already run, it has closed the checks.
         if self._finalizer.detach():
             self._optimizer_steps.close()
         self._cluster.release()

@@ -182,11 +182,12 @@ class Hook(GradientHandle):
             clip_norm=clip_norm,
             ranks_per_node=ranks_per_node,
         )
-        # Without a request for other groups, gradients that the method sums in place stay in DDP's buckets.
+        # Unless the user asks for other groups, gradients that the method sums in place stay in DDP's buckets.
         in_buckets = schedule == Wfbp.name and bucket_mb is None and self.method.in_place
         watcher = BucketWatcher(ddp, self._named) if in_buckets else None
         self._groups = _Groups(weak_method(self._make), chosen, watcher)
-        # Whether DDP has shown which parameters it synchronizes, and whether the averager has state worth inheriting.
+        # Whether it is known which parameters DDP synchronizes, whether the averager has state that a newer hook must
+        # inherit, and whether the running backward pass is ignored.
         self._parameters_known = self._has_state = self._ignores_pass = False
         self._attached, self._buckets = True, list[_PendingBucket]()
         # torch cannot unregister a hook. The first one of a model forwards to the latest.
@@ -225,7 +226,8 @@ class Hook(GradientHandle):
             bucket: Bucket from DDP.
 
         Returns:
-            A future with the bucket's buffer, shape (n,), which then holds the averages. All futures complete at once.
+            A future with the bucket's buffer, shape (n,), which then holds the averages. All futures of a step complete
+            after its last bucket.
 
         Raises:
             ConfigError: In the first step, on all workers, if their settings differ.
@@ -315,7 +317,7 @@ class Hook(GradientHandle):
     def _release_state(self) -> Averager | None:
         """Returns the averager with residuals and moments, if there is one; this hook has none afterwards."""
         averager, self._averager = self._averager, None
-        # A hook that made no step leaves what its own predecessor had.
+        # A hook that made no step passes on the state of its own predecessor.
         return averager if self._has_state else (self._predecessor._release_state() if self._predecessor else None)
 
     def follow(self, last: "Hook") -> None:
@@ -375,7 +377,7 @@ class Hook(GradientHandle):
             names = averager.gradient.names if self._parameters_known else values["names"]
             self._averager = self._groups.load(averager, [pair for pair in self._named if pair.name in names], values)
         self._optimizer_steps.forget()
-        self._predecessor, self._has_state = None, not fresh  # a loaded state replaces what the predecessor had
+        self._predecessor, self._has_state = None, not fresh  # a loaded state replaces the predecessor's
 
     def flush(self) -> None:
         """Applies updates that are still pending, so that weights can be read; needed with ``schedule="dear"`` only."""
@@ -415,10 +417,10 @@ class Hook(GradientHandle):
             self._release()
 
     def __deepcopy__(self, memo: object) -> None:
-        """Returns no hook for copies of a model, because torch registers none for them."""
+        """Returns ``None``, because torch registers no hook for copies of a model."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickles no hook: models that are pickled as a whole have none."""
+        """Pickles ``None`` instead of the hook: an unpickled model has no hook."""
         return type(None), ()
 
 

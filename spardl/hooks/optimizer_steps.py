@@ -86,7 +86,7 @@ class GradientMarks:
         self._version_steps: int | None = None
 
     def set(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Records which tensor each parameter's gradient is, and its version; keeps the records of other parameters."""
+        """Records each parameter's gradient tensor and its version; keeps the records of other parameters."""
         for each in parameters:
             self._marks.pop(each, None)
             if each.grad is not None:
@@ -140,7 +140,7 @@ def after_backward(call: Callable[[], None]) -> Callable[[], None]:
         call: Function to call at the end; ``torch.compile`` must not trace it.
     """
     engine = torch.autograd.Variable._execution_engine
-    # DDP queues its own callback after its last hook. Queueing in two stages puts ours behind it.
+    # DDP queues its own callback after its last hook, so queue in two stages to run after that callback.
     later = torch.compiler.disable(lambda: engine.queue_callback(call))
 
     def queue() -> None:
@@ -170,7 +170,7 @@ class StepGuard:
         # Parameters with a backward pass since the last averages, and those whose gradient was not zero before it.
         self._passed: set[nn.Parameter] = set()
         self._mixed: dict[nn.Parameter, str] = {}
-        # Gradients that the last step applied. The next pass sorts them into those that were not cleared, and the rest.
+        # Gradients that the last step applied. The next pass divides them into stale (not cleared) and cleared ones.
         self._applied_marks = GradientMarks()
         self._stale: dict[nn.Parameter, str] = {}
         self._cleared: set[nn.Parameter] = set()
@@ -225,7 +225,7 @@ class StepGuard:
         """
         known = (each for each in parameters if isinstance(each, nn.Parameter) and each in self._stale)
         found = [each for each in known if passed or _has_gradient(each)]
-        if passed:  # by these marks, the next pass finds out what the loop has cleared until then
+        if passed:  # the next pass compares with these marks to find the gradients that the loop has cleared
             self._applied_marks.set(found)
         return bool(found)
 
@@ -311,7 +311,7 @@ class StepGuard:
         # Reading entries costs time where the loop zeroes gradients instead of setting them to None, so the check is
         # skipped in most steps whose averages were applied.
         stale, several = parameter in self._stale, len(self._optimizers) > 1
-        # A loop may forget zero_grad() of one optimizer, whose gradients need not come first in the pass.
+        # A loop may omit zero_grad() of one optimizer, whose gradients need not be the first of the pass.
         checks = self._pending or (several if stale else self._in_place and self._steps % CHECK_INTERVAL == 1)
         if first and checks and before is not None and local_part(before).any():
             self._mixed[parameter] = name
@@ -651,7 +651,8 @@ class OptimizerSteps:
 def _check_values(averager: Averager, parameters: Sequence[nn.Parameter], clip_norm: float | None) -> None:
     """Checks that the entries of gradients equal the averages, up to the loss scale.
 
-    Detects changes that do not increase version counters. Entries are read in each of the first steps, then in some.
+    Detects changes that do not increase version counters. Reads entries in each of the first 20 steps and in every 16th
+    step after that; in all steps if parameters are sharded.
 
     Args:
         averager: Averager of the handle.
@@ -674,7 +675,7 @@ def _check_values(averager: Averager, parameters: Sequence[nn.Parameter], clip_n
 def _averages(averager: Averager, parameters: Iterable[nn.Parameter]) -> Iterator[tuple[nn.Parameter, Tensor]]:
     """Yields parameters whose gradients are not zero, with their averages."""
     for parameter in parameters:
-        # DDP leaves gradients of parameters unchanged that no worker used.
+        # DDP does not change the gradients of parameters that no worker used.
         if parameter.requires_grad and _has_gradient(parameter):
             yield parameter, averager.gradient.part(averager.numbers[parameter]).view(local_part(parameter).shape)
 

@@ -165,8 +165,8 @@ class Fragment:
 # --- the handle
 
 
-# Chosen by short and long trainings (docs/training-loop.md): exchanges until momentum is halfway from 0.5 to 1, and the
-# outer learning rate where a residual replaces momentum.
+# Number of exchanges after which the momentum factor is halfway from 0.5 to 1, and the outer learning rate where a
+# residual replaces momentum. Both were tuned in short and long trainings (docs/training-loop.md).
 _MOMENTUM_HALF_LIFE, _LR_WITH_RESIDUAL = 12, 1.5
 
 
@@ -257,10 +257,10 @@ class Outer(_NotAnOptimizer, Handle):
             loss_function(model(inputs), targets).backward()
             outer.step()
 
-    Do not wrap the model in DDP, except within a node with ``group`` between nodes. The constructor copies the weights
-    of rank 0 to all workers, so load a checkpoint before. Weights are equal after each exchange; buffers and optimizer
-    states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the model are sent in turn while local
-    steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step. With a ``GradScaler``, call
+    Do not wrap the model in DDP, except inside a node if ``group`` connects nodes. The constructor copies the weights
+    of rank 0 to all workers, so load a checkpoint first. By default, weights are equal after each exchange; buffers and
+    optimizer states stay local. With ``fragments``, ``delay`` and ``mixing``, parts of the model are sent in turn while
+    local steps continue, as in Streaming DiLoCo; call ``exchange()`` after the last step. With a ``GradScaler``, call
     ``scaler.step(optimizer)`` and ``outer.count()`` instead of ``outer.step()``. Statistics count exchanges as steps.
 
     Args:
@@ -275,7 +275,7 @@ class Outer(_NotAnOptimizer, Handle):
         fragments: Number of ranges of layers, of nearly equal size, that are exchanged in turn, each once in ``every``
             steps.
         delay: Number of local steps during which a fragment is sent; with 0, workers wait for its averages.
-        mixing: Share of the averaged weights in the mean of averaged and own weights with which a worker continues.
+        mixing: Share of the averaged weights in a worker's new weights; the rest comes from its own weights.
         group: Process group; ``None`` for the default group.
         bucket_mb: Largest size, in megabytes (2^20 bytes), of weight differences that are averaged together.
         timeout: Seconds after which a worker that does not answer counts as lost.
@@ -423,7 +423,7 @@ class Outer(_NotAnOptimizer, Handle):
 
     @torch.no_grad()
     def exchange(self) -> None:
-        """Averages the weight changes since the last exchange now; then all workers have equal trained parameters.
+        """Averages the weight changes since the last exchange; all workers then have equal trained parameters.
 
         Also waits for fragments that are being sent.
 
@@ -459,7 +459,7 @@ class Outer(_NotAnOptimizer, Handle):
     def _apply(self, number: int) -> None:
         """Waits for a fragment, and mixes its averaged weights into those of this worker."""
         self._outer_step(number)
-        # Not in _outer_step(), which state_dict() may call earlier: reports must come after the same step everywhere.
+        # Not in _outer_step(), which state_dict() may call earlier: all workers must report after the same step.
         self._fragments[number].averager.report_refusals("; all workers continue from the weights of the last exchange")
         self._turns.apply(number)
         for place in self._fragments[number].places:
@@ -519,7 +519,7 @@ class Outer(_NotAnOptimizer, Handle):
             averager.receive()  # ends a step in flight, whose averages the state replaces
             averager.load_state_dict(state)
         self._since = own["since"]
-        # Older states of an unfragmented model lack this, and the interval may be another one now.
+        # Older states of an unfragmented model lack this item, and ``every`` may have changed.
         whole = [max(1, self._outer.every - own["since"])]
         self._turns.remaining = list(own["left"]) if own["fragments"] else whole
         self._turns.in_flight = dict(own["aloft"])
@@ -632,7 +632,7 @@ def _check_own(values: Mapping[str, Any], shapes: list[torch.Size], fragments: l
 
 
 def _is_momentum(state: Any, place: Any, shapes: list[torch.Size]) -> bool:
-    """Returns whether a saved value is the state that SGD keeps for the parameter at a position."""
+    """Returns whether ``state`` is a valid state of SGD for the parameter at position ``place``."""
     if place not in range(len(shapes)) or not isinstance(state, Mapping) or list(state) != ["momentum_buffer"]:
         return False
     buffer = state["momentum_buffer"]

@@ -140,10 +140,10 @@ class Synchronizer(GradientHandle):
         return self._averager
 
     def _on_gradient(self, number: int, parameter: Tensor) -> None:
-        # Of all parameters alike: a gradient of zeros must not begin a step that the others ignore.
+        # ``passed``: a gradient of zeros must not begin a step while other gradients of the pass are ignored.
         if self._ignores([parameter], passed=True):
             return
-        # Also in no_sync(), whose gradients count as a use of the parameter.
+        # A gradient in no_sync() also counts as a use of the parameter.
         self._averager.engine.note(number)
         if self._sends:
             self._begin_once(self._averager)

@@ -38,13 +38,14 @@ class Synced(NamedTuple):
     """Result of :meth:`WeightSync.sync`.
 
     Attributes:
-        changed: number of weights sent: those whose bfloat16 value has changed, or all of them.
-        patch_bytes: bytes of the message with the values of these weights and, unless all are sent, their indices. Each
-            receiver receives it once.
-        dense_bytes: bytes of all weights in bfloat16.
-        bytes_sent: payload bytes that this rank sent, including copies for several receivers, headers and checks.
-        bytes_received: payload bytes that this rank received, including headers and checks.
-        stale: ranks that no longer held the weights of the last call; if there are any, all weights were sent again.
+        changed: Number of weights sent: those whose bfloat16 value has changed, or all of them.
+        patch_bytes: Size in bytes of the message with the values of these weights and, unless all are sent, their
+            indices. Each receiver receives it once.
+        dense_bytes: Size of all weights in bfloat16, in bytes.
+        bytes_sent: Number of payload bytes that this rank sent, including copies for several receivers, headers and
+            checks.
+        bytes_received: Number of payload bytes that this rank received, including headers and checks.
+        stale: Ranks that no longer held the weights of the last call; if there are any, all weights were sent again.
     """
 
     changed: int
@@ -65,7 +66,7 @@ class WeightSync:
 
     Create one on every rank, and call :meth:`sync` on all of them whenever the receivers need new weights. The first
     call sends all weights. Later calls send the weights whose bfloat16 value has changed since the last call, or all
-    weights if that takes fewer bytes. Each call compares a checksum of the weights of every receiver with that of the
+    weights if this takes fewer bytes. Each call compares a checksum of the weights of every receiver with that of the
     source. If they differ, for example because a receiver has loaded a checkpoint in between, all weights are sent
     again, with a warning.
 
@@ -74,12 +75,12 @@ class WeightSync:
             and with the same names and shapes on all ranks. They must be float32 or bfloat16 on the source, and
             bfloat16 on the receivers, where they are overwritten. Tensors of other dtypes, such as counters, are
             refused.
-        source: rank in the group whose weights are sent.
-        group: process group of the source and the receivers; ``None`` for the default group. Its timeout limits every
+        source: Rank in the group whose weights are sent.
+        group: Process group of the source and the receivers; ``None`` for the default group. Its timeout limits every
             wait.
 
     Raises:
-        ConfigError: if there are no weights, one of them has another dtype or is sharded, they are on several devices,
+        ConfigError: If there are no weights, one of them has another dtype or is sharded, they are on several devices,
             the source is not a rank of the group, or there is no process group.
 
     Example:
@@ -121,9 +122,9 @@ class WeightSync:
             The numbers of weights and bytes that were sent, as :class:`Synced`.
 
         Raises:
-            ConfigError: on all ranks, if names or shapes differ in the first call, or a receiver does not hold the
+            ConfigError: On all ranks, if names or shapes differ in the first call, or a receiver does not hold the
                 weights that it has just received.
-            PeerError: if another rank is lost or does not answer in time.
+            PeerError: If another rank is lost or does not answer in time.
         """
         self._cluster.check_alive()
         if not self._compared:
@@ -176,20 +177,20 @@ def _check_dtypes(names: Sequence[str], tensors: Sequence[Tensor], *, sends: boo
             raise ConfigError(f"{name} has dtype {dtype}, but WeightSync copies {holds}; {remedy}")
 
 
-# The two sides. Only the source has a state, a copy of the bits that the receivers hold, so a receiver that lost its
-# weights needs nothing but a patch with all of them.
+# Source and receivers. Only the source has a state: a copy of the bits that the receivers hold. A receiver that has
+# lost its weights recovers when all weights are sent again.
 
 
 class Receiver:
     """Weights of a rank that receives them.
 
     Args:
-        tensors: bfloat16 tensors of any shapes.
+        tensors: Tensors of any shapes, bfloat16.
 
     Attributes:
-        tensors: the tensors passed to the constructor, of any shapes.
-        count: total number of entries of the tensors.
-        device: device of the tensors.
+        tensors: Tensors passed to the constructor, of any shapes.
+        count: Total number of entries of the tensors.
+        device: Device of the tensors.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -210,9 +211,9 @@ class Receiver:
         """Overwrites weights.
 
         Args:
-            number: number of the tensor.
-            bits: new values as int16, shape (m,).
-            places: positions of the values in the flattened tensor, shape (m,); ``None`` for all.
+            number: Number of the tensor.
+            bits: New values as int16, shape (m,).
+            places: Positions of the values in the flattened tensor, shape (m,); ``None`` for all.
         """
         tensor = self.tensors[number].detach()
         flat = tensor.reshape(-1)
@@ -236,7 +237,7 @@ class Patch(Receiver):
     """Weights of the source, and a copy of the bits that the receivers hold, to find the weights that have changed.
 
     Args:
-        tensors: float32 or bfloat16 tensors of any shapes.
+        tensors: Tensors of any shapes, float32 or bfloat16.
     """
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
@@ -281,14 +282,14 @@ class Patch(Receiver):
 
 
 Target = Receiver | Patch
-"""Weights of one rank: those of the source are a ``Patch``."""
+"""Weights of one rank: a ``Patch`` on the source, a ``Receiver`` elsewhere."""
 
 
 def _bits(tensor: Tensor) -> Tensor:
     return tensor.detach().to(torch.bfloat16).reshape(-1).view(torch.int16)
 
 
-# Words of 64 bits that are summed at a time, few enough for a cache.
+# Number of 64-bit words that are summed at a time: 2 MiB, which stay in the cache.
 _CHUNK = 1 << 18
 # Odd numbers whose multiples look random: the golden ratio in 64 bits, and one from the finalizer of SplitMix64.
 _MIXERS = -0x61C8864680B583EB, -0x40A7B892E31B1A47
@@ -317,16 +318,16 @@ def synchronize(worker: Worker, source: int, target: Target) -> Program[Synced]:
     """Program of one worker (its sequence of messages) that copies the weights of the source to all workers.
 
     Args:
-        worker: worker that runs the program.
-        source: rank of the source.
-        target: weights of this worker: a ``Patch`` on the source, a ``Receiver`` elsewhere.
+        worker: Worker that runs the program.
+        source: Rank of the source.
+        target: Weights of this worker: a ``Patch`` on the source, a ``Receiver`` elsewhere.
 
     Returns:
         The numbers of weights and bytes sent. ``bytes_sent`` and ``bytes_received`` are 0, because the worker's ledger
         counts them.
 
     Raises:
-        ConfigError: on all workers, if one of them does not hold the weights that it has just received.
+        ConfigError: On all workers, if one of them does not hold the weights that it has just received.
     """
     yield Phase.SELECT
     changed, header = None, None
@@ -398,11 +399,11 @@ def broadcast(worker: Worker, source: int, item: Tensor | None, incoming: Receiv
     """Program of one worker that sends a tensor from the source to all workers in ceil(log2 P) rounds (binomial tree).
 
     Args:
-        worker: worker that runs the program.
-        source: rank whose tensor is sent.
-        item: the tensor, shape (m,), on the source; ``None`` elsewhere.
-        incoming: size and dtype of the tensor.
-        words: size of the tensor in the statistics, in words.
+        worker: Worker that runs the program.
+        source: Rank whose tensor is sent.
+        item: Tensor to send, shape (m,), on the source; ``None`` elsewhere.
+        incoming: Size and dtype of the tensor.
+        words: Size of the tensor in the statistics, in words.
 
     Returns:
         The tensor, shape (m,).

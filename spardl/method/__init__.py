@@ -1,6 +1,6 @@
 """Compression methods: combinations of a compressor, a communicator, a residual rule and a momentum rule.
 
-``make_method`` makes a method by name, :class:`Method` from its parts.
+``make_method`` creates a method by name; :class:`Method` combines given parts.
 """
 
 from spardl.method.method import Method

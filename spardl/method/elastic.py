@@ -1,10 +1,10 @@
 """Redistribution of saved residuals when the world size changes.
 
 Each old residual has *owners* among the new workers: the new ranks r with ``r % old_size == old_rank``. If there are
-none, because the world size shrinks, the owner is rank ``old_rank % new_size``. The m owners of a residual take turns:
-the first one takes entries 0, m, 2m, ..., the second one entries 1, m + 1, .... Every entry of every old residual thus
-goes to exactly one new worker, unchanged. If workers join, the sum over all workers keeps its bits. If workers leave,
-some residuals are added, and the sum is equal up to the rounding of this addition.
+none, because the world size shrinks, the owner is rank ``old_rank % new_size``. The m owners of a residual share its
+entries: the first one takes entries 0, m, 2m, ..., the second one entries 1, m + 1, .... Every entry of every old
+residual thus goes to exactly one new worker, unchanged. If workers join, the sum over all workers is bit-identical. If
+workers leave, some residuals are added, and the sum is equal up to the rounding of this addition.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def owners(rank: int, before: int, now: int) -> list[int]:
 
 
 def sources(worker: Worker, before: int) -> list[int]:
-    """Returns the old ranks, at least one, whose residuals ``worker`` owns a part of.
+    """Returns the old ranks, at least one, in whose residuals ``worker`` owns entries.
 
-    The number of old workers is ``before``.
+    The residuals were saved by ``before`` workers.
     """
     return [rank for rank in range(before) if worker.rank in owners(rank, before, worker.size)]
 

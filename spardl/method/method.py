@@ -39,7 +39,7 @@ from spardl.vector.wire import EXACT, Wire
 
 __all__ = ["Method", "MethodState"]
 
-# Steps whose conditions may wait on their way from a GPU before they are read.
+# Number of steps whose conditions may have been sent from a GPU but not read.
 _MOST_LATE = 64
 
 
@@ -66,8 +66,8 @@ class MethodState:
         candidates: Positions among which the largest entries of the memory are searched; not saved, since no result
             depends on them.
         bound: Upper bound of the magnitudes in the memory; not used on a GPU, not saved.
-        conditions: Bool tensors of shape () on a GPU: whether all values of this step have been finite so far; not
-            saved.
+        conditions: Bool tensors of shape () on a GPU; each states whether certain values of this step were finite.
+            Not saved.
         late: Earlier ``conditions`` that the host has not read yet; not saved.
         weights: Weights of any shape that the averages change, equal on all workers, one tensor for each of ``layout``;
             empty if averages are not changes of weights. Not saved.
@@ -109,10 +109,10 @@ class MethodState:
         """
         found = [*self.conditions, *([] if total is None else [total])]
         if found:
-            # The number of the other conditions tells the reader whether the last one describes the average.
+            # The last value always describes the average: true if the average is never clipped.
             self.late.send(self.step + 1, [*found, found[-1] if total is not None else torch.ones_like(found[-1])])
         self.conditions = []
-        # Handles read them in every step; without a reader they must not pile up.
+        # Handles read the conditions in every step. Other callers may not, so their number is limited here.
         if self.late.waiting > _MOST_LATE:
             self.catch_up(wait=False)
 
@@ -129,9 +129,9 @@ class MethodState:
                 self.overflowed = not values[-1]
 
     def change(self, factor: float = 1.0, more: Tensor | None = None) -> None:
-        """Adds a vector to the residual, then rescales the state to gradients that are multiplied by a factor.
+        """Adds a vector to the residual, then rescales the state for gradients that are multiplied by a factor.
 
-        It is called between two steps.
+        Call this between two steps.
 
         Args:
             factor: Factor for the residual, the velocity, and the states of compressor and communicator.
@@ -375,7 +375,7 @@ class Method:
         return form.size(Slot(count, length)) / message_words(Slot(count, length))
 
     def half_costs(self, context: Context) -> tuple[Cost, Cost]:
-        """Returns the published costs of a synchronization in ``context``: of its reduce-scatter, and its all-gather.
+        """Returns the published costs of the reduce-scatter and of the all-gather of a synchronization in ``context``.
 
         Raises:
             ConfigError: If a synchronization of this method cannot pause in the middle.
@@ -464,7 +464,7 @@ class Method:
             if clear:
                 gradient.zero_()
             return
-        # In a residual or a velocity, a NaN would come back in every step; a selection could lose it.
+        # In a residual or a velocity, a NaN would last for all later steps; a selection of entries could drop it.
         peak = 0.0 if self._passes_nonfinite else largest_magnitude([gradient])
         if math.isfinite(peak):
             clear = self._apply(gradient, peak, state, clear=clear) and clear
@@ -476,7 +476,7 @@ class Method:
 
     def _is_unread(self, gradient: Tensor) -> bool:
         """Whether a gradient is accumulated without reading a value on the host, which would wait for the GPU."""
-        # Skipping a gradient must not change moments either, so the host decides if there are any.
+        # A skipped gradient must not change moments either, so the host decides if the method keeps moments.
         finite_only = self.residual.remembers and not self._passes_nonfinite
         return not host_reads(gradient) and finite_only and not self.momentum.remembers
 
@@ -540,7 +540,7 @@ class Method:
         return average
 
     def _run_dense(self, worker: Worker, state: MethodState) -> Program[Sum]:
-        # A copy: the sum may be computed in place, while the memory is cleared below.
+        # Clone: the sum may be computed in place, and the memory is cleared below.
         total = yield from self.warmup.communicator.total(worker, state.memory.clone())
         state.memory.zero_()
         state.bound.value = 0.0
@@ -575,7 +575,7 @@ def _compared_weights(state: MethodState) -> tuple[Tensor | None, Tensor | None]
     """Returns the weights that averages change, and the step size of each entry, shape (n,) each, if there are any."""
     if not state.weights:
         return None, None
-    # Joined in each synchronization, because a copy between steps would take the memory of another model.
+    # Concatenated in each synchronization: a copy that lasts between steps would need the memory of a second model.
     weights = torch.cat([local_part(each).detach().reshape(-1) for each in state.weights])
     if state.step_sizes is None:
         return weights, None
@@ -585,7 +585,7 @@ def _compared_weights(state: MethodState) -> tuple[Tensor | None, Tensor | None]
 
 def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor, state: MethodState) -> None:
     memory, limits = state.memory, torch.finfo(state.memory.dtype)
-    # Other residuals may do more than to pass the gradient on.
+    # Other residual rules may also modify the memory or the gradient.
     if type(residual).accumulate is ErrorFeedback.accumulate:
         flags = state.candidates.check_next(memory, gradient)
         if flags is not None:
@@ -598,7 +598,7 @@ def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor,
     usable = torch.where(finite, momentum.apply(gradient, state.moments), -0.0)
     residual.accumulate(memory, usable, state.candidates)
     state.conditions += [finite, peak_of(memory) < math.inf]
-    # As in ``Bound``: below the largest number, which marks a sum over workers that was clipped.
+    # As in ``Bound``, clip below the largest finite number, which marks a clipped sum over workers.
     most = limits.max * (1 - limits.eps)
     memory.nan_to_num_(nan=0.0, posinf=most, neginf=-most)
 
@@ -606,7 +606,7 @@ def _accumulate_unread(residual: Residual, momentum: Momentum, gradient: Tensor,
 def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) -> Tensor:
     """Divides a dense sum in place, and clips it if it overflowed."""
     if not carries:
-        # Nothing of an overflow lasts, so let it reach the weights, where it is seen, as in plain training.
+        # No state would keep the overflow, so it may reach the weights and become visible, as in plain training.
         return total.div_(workers)
     if _divides_on_gpu(total):
         return _divided_on_gpu(total, workers, state, total)
@@ -622,7 +622,7 @@ def _divided(total: Tensor, workers: int, state: MethodState, *, carries: bool) 
 
 
 def _limited(total: Tensor, workers: int, state: MethodState) -> Tensor:
-    """Divides a sum; clips and counts it if it overflowed, here or on the way."""
+    """Divides a sum; clips and counts it if it overflowed, now or as a partial sum."""
     if _divides_on_gpu(total):
         return _divided_on_gpu(total, workers, state, None)
     if not host_reads(total):
@@ -649,7 +649,7 @@ def _divided_on_gpu(total: Tensor, workers: int, state: MethodState, out: Tensor
 
 def _overflowed(peak: float, dtype: torch.dtype, state: MethodState) -> bool:
     """Counts an overflow if the largest magnitude shows one; returns whether the sum still has to be clipped."""
-    # A sum that was clipped on the way holds exactly the largest finite number.
+    # A sum that has already been clipped contains exactly the largest finite number.
     if peak < torch.finfo(dtype).max:
         return False
     state.overflowed = True

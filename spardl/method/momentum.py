@@ -45,9 +45,9 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Spread:
-    """How much longer the workers' updates are than their average, measured on a sample of entries.
+    """Squared 2-norms of the workers' updates and of their average, measured on a sample of entries.
 
-    The ratio of the two lengths is 1 if all workers compute the same update, and grows with the noise of the gradients.
+    The ratio of the two norms is 1 if all workers compute the same update, and grows with the noise of the gradients.
     All workers store the same values.
 
     Attributes:
@@ -63,7 +63,7 @@ class Spread:
 
     @property
     def factor(self) -> float:
-        """Ratio of the length of the workers' updates to that of their average, a factor from 1 to sqrt(workers).
+        """Ratio of the 2-norm of the workers' updates to that of their average, a factor from 1 to sqrt(workers).
 
         It is 1 before the first measurement.
         """
@@ -125,7 +125,7 @@ class Moments:
         updates: Number of gradients that the variance has averaged.
         spread: Spread of the workers' updates, if it is measured.
         matrices: Parameters that Muon updates, in the order of their positions.
-        scale: Loss scale that the next gradient is multiplied by. This and the following attributes are not saved.
+        scale: Loss scale of the next gradient. This and the following attributes are not saved.
         bound: Upper bound of the magnitudes in the velocity.
         step: Number of the synchronization that the next gradient belongs to.
         sample: Entries of the last update, shape (m,), if workers are about to compare them; otherwise ``None``.
@@ -350,9 +350,9 @@ class CorrectedMomentum(LocalMomentum):
 class SgdMomentum(LocalMomentum):
     """Each worker compresses the update of torch's SGD, with momentum and the weight decay of the optimizer.
 
-    An entry that waits in the residual sums up the gradients of several steps, as momentum does, and momentum adds to
-    the delay. A smaller ``factor`` than that of the optimizer shortens the delay. The total change of the weights that
-    one gradient causes stays the same with ``gain = (1 - factor) / (1 - momentum of the optimizer)``.
+    The residual delays entries and sums them over several steps, as momentum does, so momentum adds to the delay. A
+    smaller ``factor`` than that of the optimizer shortens the delay. With ``gain = (1 - factor) / (1 - momentum of the
+    optimizer)``, the total change of the weights that one gradient causes stays the same.
 
     Args:
         factor: Share of the velocity that remains in the next step.
@@ -406,8 +406,9 @@ class SgdMomentum(LocalMomentum):
 
 # Adam before compression: each worker normalizes its own gradient, and updates are averaged.
 #
-# Top-k of raw gradients starves layers with small gradients, which Adam would boost, and Adam takes a late entry, the
-# sum of many steps, for a single gradient. Updates have the same size in all layers, and their sums are meaningful.
+# Top-k of gradients rarely selects entries of layers with small gradients, although Adam would scale these up. Adam
+# after averaging would treat a delayed entry, the sum of many steps, as a single gradient. Updates have similar sizes
+# in all layers, and their sum over several steps is again an update.
 #
 # Source: each worker keeps both moments as in Efficient-Adam (Chen et al., arXiv 2205.14473), which quantizes updates
 # with error feedback in both directions. Without the first moment (``betas[0]=0``), the residual takes its role.
@@ -415,17 +416,17 @@ class SgdMomentum(LocalMomentum):
 # server; 1-bit Adam (Tang et al., ICML 2021) compresses the first moment and freezes the variance after a dense
 # warm-up; MicroAdam (Modoranu et al., NeurIPS 2024) compresses gradients to save memory.
 #
-# Each worker divides by the root of its *own* squares, including noise. Averaging P updates removes noise, so the
-# average is up to sqrt(P) times shorter than Adam's update of the averaged gradient, and the learning rate of dense
-# training is too low. ``update_scale=measured`` multiplies updates by ``sqrt(mean over workers of |u_i|^2 / |mean of
-# u_i|^2)``: 1 where workers agree, sqrt(P) where they are independent. The formula has no published source;
-# docs/tables/learning.md shows its effect.
+# Each worker divides by the root of its *own* squared gradients, including their noise. Averaging P updates reduces the
+# noise, so the 2-norm of the average is up to sqrt(P) times smaller than that of Adam's update of the averaged
+# gradient, and the learning rate of dense training is too low. ``update_scale=measured`` multiplies updates by
+# ``sqrt(mean over workers of |u_i|^2 / |mean of u_i|^2)``: 1 if all updates are equal, sqrt(P) if they are independent
+# with mean zero. The formula has no published source; docs/tables/learning.md shows its effect.
 
 
 # Sampled entries of an update, steps between two comparisons, and the share of earlier measurements that remains at a
 # comparison (0.95 per step).
 _SAMPLE, _PERIOD, _KEPT = 256, 8, 0.95**8
-# Additional comparisons, since gradients of all workers agree more in the first steps than later.
+# Steps with additional comparisons: the gradients of the workers differ less in the first steps than later.
 _EARLY = (1, 2, 4)
 
 
@@ -436,9 +437,9 @@ class AdamMomentum(Momentum):
     Args:
         betas: Decay rates of both moments, shares; 0 for the first rate keeps no first moment.
         eps: Constant added to the root of the second moment.
-        update_scale: Factor that multiplies the updates: ``none`` (1), or ``measured``, the ratio of the length of a
-            worker's update to that of the average of all workers. The ratio is measured on 256 entries of each bucket,
-            which workers exchange in every eighth step. A single worker uses a factor of 1.
+        update_scale: Factor that multiplies the updates: ``none`` (1), or ``measured``, the ratio of the 2-norm of a
+            worker's update to that of the average over all workers. The ratio is measured on 256 entries of each
+            bucket, which workers exchange in every eighth step, and more often at first. It is 1 for a single worker.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -528,7 +529,7 @@ class AdamMomentum(Momentum):
         if worker.size == 1 or not _measures_at(moments.step, len(moments.variance)):
             return
         if sample is None:
-            # The gradient was not finite. NaN tells the other workers, so that all of them keep the old spread.
+            # The gradient was not finite. A sample of NaN makes all workers keep the old spread.
             size = _sample_size(len(moments.variance))
             sample = torch.full((size,), torch.nan, device=moments.variance.device)
         sizes = [len(sample)] * worker.size

@@ -1,7 +1,7 @@
 """Local updates: each worker applies the momentum of an optimizer to its own gradients, before compression.
 
-If the optimizer applied momentum to averages instead, it would treat an entry that was sent late, with the sum of many
-steps, as a single gradient. A worker's own momentum sees the gradient of every step at the right time.
+If the optimizer applied momentum to averages instead, it would treat a delayed entry, the sum of many steps, as a
+single gradient. A worker's own momentum uses the gradient of each step in that step.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ __all__ = [
 
 _Group = Mapping[str, Any]
 Optimizers = torch.optim.Optimizer | Sequence[torch.optim.Optimizer] | None
-"""Argument ``optimizer=``: an optimizer, several of different parameters, or none."""
-# torch has it since version 2.9.
+"""Argument ``optimizer=``: an optimizer, several optimizers of different parameters, or ``None``."""
+# torch.optim.Muon exists since torch 2.9.
 _MUON: type[torch.optim.Optimizer] | None = getattr(torch.optim, "Muon", None)
 
 
@@ -94,19 +94,19 @@ _MUON_RATIOS: Mapping[str | None, Callable[[int, int], float]] = MappingProxyTyp
     }
 )
 # Best options with sparse updates, as measured in docs/tables/learning.md. The residual takes the role of Adam's first
-# moment, whose inertia would add to it. Updates that are delayed by more than some dozens of steps do more harm than
-# good, hence a decay. Updates have the same size everywhere, so a share of each chunk is better than the largest
-# entries of all.
+# moment, which would delay updates further. Updates that are delayed by more than some dozens of steps do more harm
+# than good, hence a decay. Updates have similar sizes in all layers, so it is better to send a share of each chunk than
+# the largest entries of the whole vector.
 _RESIDUAL_DECAY = 0.98
-# Adam's default average of squares follows late entries too slowly. The longer of these two averages has no advantage
-# without a share of each chunk.
+# Adam's default running mean of squared gradients adapts too slowly to delayed updates. The longer of these two means
+# has an advantage only if a share of each chunk is sent.
 _BETA2, _BETA2_CHUNKED = 0.95, 0.99
-# Momentum factor of SGD's updates up to the density, as measured in docs/choosing-a-method.md. The residual takes over
-# part of the role of momentum, whose inertia would add to its delay.
+# Momentum factor of SGD's updates, and the largest density at which it is used, as measured in
+# docs/choosing-a-method.md. The residual takes over a part of the role of momentum, which would add to its delay.
 _SHORT_FACTOR, _SHORT_DENSITY = 0.5, 0.1
-# Density below which Muon's updates lose most of the gain of several workers.
+# Density of Muon's updates below which training gains little from several workers.
 _MUON_DENSITY = 0.05
-# docs/tables/learning.md: as published, density 1% can learn less than a single worker.
+# As published, methods with density 1% can learn less than a single worker (docs/tables/learning.md).
 _ANY_OPTIMIZER = (
     "the method bf16 or int8, which work with any optimizer (so does recipe=published, but it can learn less than a "
     "single worker)"
@@ -185,10 +185,10 @@ def resolve_momentum(method: Method, optimizer: Optimizers, *, for_handle: bool 
     if (factor := method.momentum.factor) is not None:
         raise ConfigError(f"momentum_factor={factor} has no effect with {kinds}, because only SGD uses it; remove it")
     residual, compressor, limit = method.residual, method.compressor, _BETA2
-    # No entry waits if all are sent as codes, so nothing takes the role of the first moment. (With other optimizers,
-    # this was not tried.)
+    # Codes send all entries without delay, so no residual takes the role of the first moment. (This was not tried with
+    # other optimizers.)
     sends_all = isinstance(rule, MuonMomentum) and isinstance(compressor, CodeCompressor)
-    # A change that bfloat16 does not see yet may take hundreds of steps to become visible.
+    # No decay with ``needs_weights``: a change may need hundreds of steps until it is visible in bfloat16.
     if isinstance(residual, ErrorFeedback) and residual.decay is None and not compressor.needs_weights:
         residual = replace(residual, decay=_RESIDUAL_DECAY)
     if isinstance(compressor, Budget) and compressor.takes_chunks(compressor.scope, compressor.density):
@@ -344,7 +344,7 @@ def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
 
 
 def trained_by(optimizers: Iterable[torch.optim.Optimizer]) -> dict[nn.Parameter, torch.optim.Optimizer]:
-    """Returns the optimizer of each parameter: the last one if several ``optimizers`` contain it."""
+    """Returns the optimizer of each parameter; the last one if several of the ``optimizers`` contain it."""
     return {each: own for own in optimizers for group in own.param_groups for each in group["params"]}
 
 
@@ -379,7 +379,7 @@ def coupled_decay(optimizer: torch.optim.Optimizer, group: _Group) -> float:
         group: Parameter group of the optimizer.
 
     Returns:
-        The weight decay of SGD and Adam; 0 for AdamW and Muon, which shrink weights in the update.
+        The weight decay of SGD and Adam; 0 for AdamW and Muon, which apply it directly to the weights.
     """
     decoupled = type(optimizer) in (torch.optim.AdamW, _MUON)
     coupled = not decoupled and not group.get("decoupled_weight_decay", False)

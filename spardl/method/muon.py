@@ -3,9 +3,9 @@
 Source: Jordan et al., Muon: An optimizer for hidden layers in neural networks, 2024; Liu et al., Muon is Scalable for
 LLM Training, arXiv 2502.16982 (learning rates by shape). The arithmetic is that of ``torch.optim.Muon``.
 
-The entries of an orthogonal matrix of shape (a, b) have a magnitude of about 1 / sqrt(max(a, b)), those of an update of
-Adam a magnitude of about 1. Compressors compare all entries of a bucket with each other. Updates of matrices are
-therefore multiplied by sqrt(max(a, b)) before compression, and divided by it in the optimizer's step.
+The entries of an orthogonal matrix of shape (a, b) have magnitudes of about 1 / sqrt(max(a, b)), those of Adam's update
+magnitudes of about 1. Compressors compare all entries of a bucket with each other, so Muon's updates are multiplied by
+sqrt(max(a, b)) before compression, and divided by it in the optimizer's step.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def orthogonalize(matrix: Tensor, coefficients: Sequence[float], steps: int, eps
     """
     linear, cubic, quintic = coefficients
     tall = matrix.shape[0] > matrix.shape[1]
-    # torch computes in bfloat16 as well; a copy, since the division below is in place.
+    # In bfloat16, as in torch. A copy, because the division below is in place.
     found = matrix.to(torch.bfloat16, copy=True)
     found = found.T if tall else found
     # The iteration converges for a largest singular value of at most 1, which the Frobenius norm bounds.
@@ -115,7 +115,7 @@ class MuonMomentum(AdamMomentum):
     def _update(self, gradient: Tensor, wide: Tensor, moments: Moments) -> Tensor:
         update, place = torch.empty_like(wide), 0
         for matrix in (*moments.matrices, Matrix(len(gradient), 0, 0)):
-            # Adam's parameters between the last matrix and this one.
+            # Entries between the previous matrix and this one belong to Adam.
             if place < matrix.start:
                 own = slice(place, matrix.start)
                 velocity = moments.velocity[own] if self.betas[0] else moments.velocity
@@ -129,7 +129,7 @@ class MuonMomentum(AdamMomentum):
 
     def _muon(self, gradient: Tensor, momentum: Tensor, matrix: Matrix) -> Tensor:
         """Update of a ``matrix``, shape (m,), for its ``gradient`` and its ``momentum``, which is changed in place."""
-        # Without a gradient, torch skips a matrix. An update of momentum alone would have full size in every such step.
+        # torch skips a matrix without a gradient. An update from momentum alone would have the full size in every step.
         used = gradient.any()
         momentum.copy_(torch.where(used, momentum.lerp(gradient, 1 - self.factor), momentum))
         # The difference of two large numbers may overflow, and an infinity would stay.

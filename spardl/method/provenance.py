@@ -39,10 +39,9 @@ __all__ = [
 
 # Comparison of the settings of all workers, before they send the first gradient.
 #
-# Message sizes follow from settings that both sides know, so workers with different settings break one another's
-# connections, or wait for messages that never arrive. They therefore first compare digests, which have the same size
-# for all settings. Only if digests differ do they exchange the settings, so that each of them can report the
-# difference.
+# Message sizes follow from the settings of sender and receiver, so workers with different settings would break their
+# connections, or wait for messages that never arrive. They therefore first compare digests, whose size does not depend
+# on the settings. If digests differ, they exchange the settings, so that each worker can report the difference.
 
 
 def compare(worker: Worker, facts: Mapping[str, str], device: torch.device) -> Program[None]:
@@ -165,7 +164,7 @@ def _stable_text(value: Any) -> str:
     return type(value).__name__
 
 
-# Keys of a state that exist only after the first measurement; a state without them starts measuring again.
+# Keys of a state that exist only after the first measurement; if a state lacks them, measurements start again.
 _OPTIONAL_KEYS = frozenset({"spread"})
 
 

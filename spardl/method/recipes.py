@@ -49,10 +49,10 @@ __all__ = [
 
 # Group of the entry points in other packages.
 GROUP = "spardl.methods"
-# Versions of a method: with the improvements of this library, or as in its paper.
+# Variants of a method: with the improvements of this library, or as published.
 RECIPES = ("recommended", "published")
 
-# Arguments of attach() and Synchronizer: misspelt ones arrive among the options of a method.
+# Arguments of attach() and Synchronizer; misspelled ones are passed on as options of the method.
 _HANDLE_ARGUMENTS = (
     "bucket_mb",
     "clip_norm",
@@ -73,7 +73,7 @@ class _MomentumOption(NamedTuple):
 
     Attributes:
         field: Attribute of the rule that the option sets.
-        lacks: Description of rules without it, for messages.
+        lacks: End of the error message for rules without it, such as ``has no factor``.
     """
 
     field: str
@@ -154,7 +154,8 @@ class Recipe:
         Args:
             communicator: Name of another communicator; ``None`` uses that of the method.
             residual: Name of another residual rule; ``None`` uses that of the method.
-            residual_decay: Share of the residual that is added to the next gradient; ``None`` adds all of it.
+            residual_decay: Share of the residual that is added to the next gradient; ``None`` adds all of it, except
+                with local updates of Adam or Muon (0.98).
             wire: Number format of the values in sparse messages: ``exact``, ``float32``, ``bfloat16``, ``float16``,
                 ``int8``, ``int4`` or ``int2``; see :class:`Wire`.
             dense_steps: Number of uncompressed (dense) steps at the beginning; ``None`` uses that of the method.
@@ -281,7 +282,7 @@ def muon_defaults(recipe: Callable[..., Method], options: Mapping[str, Any]) -> 
     """
     if not isinstance(recipe, Recipe) or options.get("recipe", RECIPES[0]) != RECIPES[0]:
         return {}
-    # They belong together: a caller who chooses the density or the wire gets no other surprise.
+    # These options belong together: if the caller sets one of them, the others keep their usual defaults.
     return {} if recipe.muon_options.keys() & options.keys() else recipe.muon_options
 
 
@@ -410,7 +411,7 @@ class Option(NamedTuple):
 
 
 def method_options(method: MethodName | str) -> list[Option]:
-    """Returns the options of a method: first those of its compressor and communicator, then those of all methods.
+    """Returns the options of a method: those of its compressor and communicator, then those common to all methods.
 
     An option that both compressor and communicator have is listed twice, with the default of each. A value that the
     caller sets is passed to both.

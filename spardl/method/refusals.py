@@ -14,7 +14,8 @@ from spardl.method.method import MethodState
 __all__ = ["NonFiniteCounts", "NonFiniteReports", "is_due"]
 
 _PERIOD = 64
-# Report again after this many steps without a case; in between, when the total has grown by this factor.
+# A report is due if no gradient was skipped or clipped in this number of steps before, or if the total has grown by
+# this factor since the last report.
 _PAUSE, _GROWTH = 100, 10
 _MOST_NAMED = 8
 

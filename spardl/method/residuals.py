@@ -5,11 +5,11 @@ collection):
 
 * *local*: an entry that this worker did not select.
 * *end-procedure*: an entry that this worker selected, but whose index is missing from the result.
-* *in-procedure*: an entry whose index is in the result, but which a worker dropped from a partial sum.
+* *in-procedure*: an entry that this worker dropped from a partial sum, although its index is in the result.
 
 LRES keeps the first kind, PRES the first two, GRES all three. If a communicator drops entries of partial sums, only
-GRES conserves mass: nothing is lost. With a decay, every rule loses something. Compression errors of a whole vector (a
-low-rank approximation, a sign) have no positions, so only LRES can keep them.
+GRES conserves mass: the result and the residuals add up to the gradients. With a decay, no rule does. Compressors that
+change all entries (low-rank approximation, signs) do not select any, so only LRES can keep their errors.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class ErrorFeedback(Residual):
     Args:
         decay: Share of the residual that is added to the next gradient, so that old gradients fade: an unsent entry
             never exceeds 1 / (1 - decay) times the largest gradient. ``None`` adds the whole residual, as published.
-            SparseLoCo (Sarfi et al., arXiv 2508.15706) uses 0.95 per outer step.
+            SparseLoCo (Sarfi et al., arXiv 2508.15706) uses 0.95 in each outer step.
 
     Raises:
         ConfigError: If ``decay`` is not between 0 and 1.
@@ -171,7 +171,7 @@ class LocalResidual(ErrorFeedback):
     name = "local"
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores gradient plus residual; of entries that this worker selected, only rounding errors remain."""
+        """Restores gradient plus residual, except that selected entries keep only their rounding errors."""
         accumulated.restore_unsettled(final, whole=True)
         accumulated.add_errors(final)
 
@@ -187,14 +187,14 @@ class PartialResidual(ErrorFeedback):
     needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores gradient plus residual; of selected entries that are in the result, only rounding errors remain."""
+        """Restores gradient plus residual, except that selected entries in the result keep only rounding errors."""
         accumulated.restore_unsettled(final, whole=False)
         accumulated.add_errors(final)
 
 
 @dataclass(frozen=True)
 class GlobalResidual(ErrorFeedback):
-    """GRES: keeps what PRES keeps, and what this worker dropped from partial sums at indices of the result.
+    """GRES: keeps the entries of PRES, and those that this worker dropped from partial sums at indices of the result.
 
     The argument is that of :class:`ErrorFeedback`.
     """
@@ -203,5 +203,5 @@ class GlobalResidual(ErrorFeedback):
     needs_entries = True
 
     def keep(self, accumulated: Accumulator, final: Tensor) -> None:
-        """Restores gradient plus residual, except at the indices of the result: there, only dropped parts remain."""
+        """Restores gradient plus residual, except at indices of the result, where only dropped summands remain."""
         accumulated.restore_others(final)

@@ -1,4 +1,4 @@
-"""Optimizer steps: updates of some of the parameters, and steps that only apply an averaged update.
+"""Optimizer steps: steps that update only some of the parameters, and steps that only apply averaged updates.
 
 With momentum before compression, each worker computes the update of its optimizer itself (a local update). The
 optimizer then only adds the averaged updates to the weights: ``ApplyUpdate`` changes its step.
@@ -82,7 +82,7 @@ class Updater:
     def apply(self, parameters: Iterable[nn.Parameter]) -> None:
         """Runs the optimizer's step on some ``parameters`` only, with the saved settings."""
         wanted = set(parameters)
-        # The optimizer only has a step for all its groups, so restrict the groups during the step.
+        # A step updates all parameter groups, so restrict the groups during the step.
         self.applying = True
         groups = self._optimizer.param_groups
         before = [dict(group) for group in groups]
@@ -139,7 +139,7 @@ class ApplyUpdate:
         optimizer: torch.optim.Optimizer | None,
         check: Callable[[list[nn.Parameter]], None] | None = None,
     ) -> ApplyUpdate | None:
-        """Creates an object for this optimizer; ``None`` without an optimizer, or if it applies its own momentum.
+        """Creates an object for this optimizer; returns ``None`` without one, or if it applies its own momentum.
 
         Args:
             momentum: Momentum rule of the method.
@@ -207,7 +207,7 @@ class ApplyUpdate:
 
     def steps(self, parameters: Iterable[nn.Parameter]) -> int:
         """Returns the largest step count in the optimizer's state of ``parameters``; 0 without any state."""
-        # Other optimizers have some of them.
+        # Some of the parameters may belong to other optimizers.
         return max((int(self._optimizer.state.get(each, {}).get("step", 0)) for each in parameters), default=0)
 
     def convert(self, parameters: Sequence[nn.Parameter], steps: int) -> dict[int, ConvertedMoments | None]:
@@ -234,7 +234,7 @@ class ApplyUpdate:
         }
 
     def free(self) -> None:
-        """Deletes the optimizer's state, which its own step no longer updates, because gradients are hidden from it."""
+        """Deletes the optimizer's state, which is no longer updated, because its step sees no gradients."""
         for group in self._optimizer.param_groups:
             for parameter in group["params"]:
                 self._optimizer.state.pop(parameter, None)
@@ -277,7 +277,7 @@ def take_over(
     *,
     stale: bool,
 ) -> None:
-    """Converts the state of optimizers to this worker's moments, then deletes that state; to be called between steps.
+    """Converts the state of optimizers to this worker's moments, then deletes that state; call this between steps.
 
     Args:
         optimizers: Optimizers of different parameters.
@@ -290,7 +290,7 @@ def take_over(
     if not any(each.trained for each in optimizers):
         return
     if not stale:
-        # All optimizers with a count of steps share that of ``carried``.
+        # ``carried`` has one step count for all optimizers.
         steps = max(each.steps(parameters) for each in optimizers)
         found: dict[int, ConvertedMoments | None] = {}
         for each in optimizers:
@@ -351,7 +351,7 @@ def step_size_of(momentum: Momentum, optimizer: Optimizers) -> Callable[[nn.Para
         optimizer: Optimizer that defines the learning rate, or several optimizers of different parameters.
 
     Returns:
-        A function that returns the present learning rate of a parameter, and 0 for a frozen one; ``None`` if the
+        A function that returns the current learning rate of a parameter, and 0 for a frozen one; ``None`` if the
         optimizer applies momentum itself.
     """
     return _setting_of(momentum, optimizer, step_size)

@@ -72,7 +72,7 @@ class Averaging:
 
     @property
     def _starts_from_gradients(self) -> bool:
-        """Whether programs start from the gradients themselves, and not from the residuals.
+        """Whether programs start from the gradients instead of the residuals.
 
         Copied gradients are accumulated in the background. Scaled ones are accumulated only if no worker overflowed.
         """
@@ -124,7 +124,7 @@ class Averaging:
         yield from self._nodes.mean_inside(worker, gradient)
         if self._scaling and (yield from any_overflowed(worker, gradient)):
             self._overflow(number, gradient)
-            # The schedule waits at a boundary in every program, also where nothing is averaged.
+            # The schedule waits for a boundary of every program, even if the program averages nothing.
             yield Boundary(gradient)
             return gradient
         self._accumulate(number, gradient, state)
@@ -150,7 +150,7 @@ class Averaging:
         if not (self._measured and self._state.remembers) or state is not self._state.groups[number].states[0]:
             self._method.accumulate(gradient, state, clear=clear)
             return
-        # Momentum and residual decide how much is added, so measure the difference and not the gradient.
+        # Momentum and residual rules determine the addition, so measure the difference instead of the gradient.
         before = state.memory.clone()
         self._method.accumulate(gradient, state, clear=clear)
         self._monitor.note(number, state.memory - before, self._scaling.factor)

@@ -5,9 +5,9 @@ Source: Zhang et al., DeAR: Accelerating Distributed Deep Learning with Fine-Gra
 Splitting the all-reduce costs no additional time: each half takes (P-1) alpha + n(P-1)/P beta for a group of n entries,
 where alpha is the latency and beta the time per entry.
 
-With a sparse communicator, the halves are its own: SparDL's Spar-Reduce-Scatter (with the gather between teams)
-overlaps with the backward pass, and the all-gather inside the teams overlaps with the next forward pass. No paper
-describes this. The residual receives the dropped entries when the all-gather ends, which is before the next gradient.
+A sparse communicator defines its own halves: SparDL's Spar-Reduce-Scatter (with the gather between teams) overlaps with
+the backward pass, and the all-gather inside the teams overlaps with the next forward pass. No paper describes this. The
+residual receives the dropped entries at the end of the all-gather, before the next gradient is added to it.
 
 A *group* is a range of neighboring layers that are synchronized together; a *local rank* is one of the workers that
 this process runs.
@@ -48,8 +48,8 @@ __all__ = ["Dear", "FirstUses", "InHalves"]
 # A hook runs before a module's forward, not before the use of a parameter, and a module may use parameters of another
 # module: attention uses the weights of its output projection without calling it, a tied decoder those of the embedding.
 # So the first forward pass is traced, and each first use is assigned to the module whose hook ran last before it. From
-# the second step on, that hook is the last chance to wait for the parameter. Parameters that the first pass did not use
-# are waited for when a module that owns them is called.
+# the second step on, this hook waits for the parameter. If the first pass did not use a parameter, the hook of the
+# module that owns it waits.
 
 
 class FirstUses:
@@ -82,7 +82,7 @@ class FirstUses:
             self._entered = True
 
     def end(self) -> None:
-        """Ends the forward pass; after the first one, it is known which module uses each parameter first."""
+        """Ends the forward pass; the first one has shown which module uses each parameter first."""
         # Tracing every torch function is slow, so only the first forward pass is traced.
         if self._watch is not None and self._entered:
             self._watch.__exit__(None, None, None)  # type: ignore[no-untyped-call]
@@ -271,7 +271,7 @@ class InHalves(InBackward):
         self._hooks += [
             model.register_state_dict_pre_hook(flush),
             optimizer.register_state_dict_pre_hook(flush),
-            # Pending updates belong to the current weights, not to the loaded ones.
+            # Pending updates belong to the current weights, so apply them before others are loaded.
             model.register_load_state_dict_pre_hook(flush),
             optimizer.register_load_state_dict_pre_hook(flush),
         ]
@@ -281,7 +281,7 @@ class InHalves(InBackward):
     def begin(self, local: int = 0) -> None:
         """Starts the forward passes of the local rank ``local``; each module waits until its parameters are updated."""
         if local == 0:
-            # A new scale rescales the residuals, which no synchronization in flight may use meanwhile.
+            # A new scale rescales the residuals, so no synchronization in flight may use them.
             if self._scaling.changes_residuals:
                 self.flush()
             self._try_size()
@@ -332,7 +332,7 @@ class InHalves(InBackward):
 
         With a loss scale, this waits for the reduce-scatters of all groups.
         """
-        # Without a loss scale, non-finite gradients were left out before they were sent.
+        # Without a loss scale, non-finite gradients were skipped before sending.
         if self._scaling:
             for work in self._step.works:
                 for local in range(len(self._cluster.local_ranks)):
@@ -391,7 +391,7 @@ class InHalves(InBackward):
         local = self._step.local
         if self._second is None or self._second.arrived(local):
             return
-        # Outside the passes (state_dict, flush), no simulated compute time has passed.
+        # Calls outside the passes (state_dict, flush) take no simulated compute time.
         if self._step.phase in (StepPhase.FORWARD, StepPhase.BACKWARD):
             self._cluster.reach(local, layers, backward=False)
         for layer in sorted(layers):

@@ -114,8 +114,8 @@ class Training(NamedTuple):
             momentum is applied before compression; ``None`` for no limit.
         scale: Function that returns the current loss scale, if a GradScaler changes it. All workers then agree in each
             step whether any gradient overflowed: for each group, each worker sends one byte to every other worker.
-        find_unused: Whether workers tell each other in every step which parameters have no gradient. Otherwise, they do
-            so only until the first step in which every worker uses every parameter.
+        find_unused: Whether workers exchange in every step which parameters have no gradient. Otherwise, they do so
+            only until the first step in which every worker uses every parameter.
         decay: Function that returns, for a parameter, the multiple of its weights to add to its gradient; ``None`` uses
             the weight decay of the method's momentum rule.
         matrices: Parameters of shape (a, b) that Muon updates.
@@ -155,7 +155,7 @@ class Training(NamedTuple):
     nodes: Nodes = Nodes()
 
 
-# Measuring clones the residual, so it runs in one of 16 steps, where its cost does not show.
+# Measuring clones the residual, so only every 16th step is measured, which makes the cost negligible.
 _MEASURE_EVERY = 16
 
 
@@ -292,7 +292,7 @@ class Engine(ABC):
 
     @abstractmethod
     def finish(self) -> None:
-        """Ends a step: the optimizer applies the averages, in DeAR only before the weights are used next."""
+        """Ends a step: the optimizer applies the averages (in DeAR just before the next use of the weights)."""
 
     def end(self) -> None:
         """Ends the training after the last step; outer steps exchange the remaining progress here."""
@@ -316,7 +316,7 @@ class Engine(ABC):
 
     @property
     def scale(self) -> float:
-        """Loss scale (a factor) that the gradients in residuals and moments are multiplied by."""
+        """Loss scale (a factor) of the gradients in residuals and moments."""
         return self._scaling.factor
 
     @property

@@ -96,7 +96,7 @@ def by_size(entries: Sequence[int], limit: float) -> list[Range]:
 
     torch's DistributedDataParallel fills its buckets in the same order, but closes a bucket only when it has reached
     the limit, so its buckets may exceed the limit. Here a group is closed when it is full, or when the next layer would
-    exceed the limit. Layers are never split: a layer that exceeds the limit forms a group alone.
+    exceed the limit. Layers are never split: a layer that exceeds the limit forms its own group.
 
     Args:
         entries: Number of entries of each layer, in flat order; 0 is allowed.

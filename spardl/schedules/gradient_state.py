@@ -67,7 +67,7 @@ class ResidualMonitor:
         Args:
             number: Number of the group.
             added: Gradient or update that is added, shape (m,); ignored if it is non-finite.
-            scale: Loss scale (factor) that the addition is multiplied by.
+            scale: Loss scale (factor) of the addition.
         """
         sizes = _sizes(added, scale)
         if all(0 < size < math.inf for size in sizes):
@@ -78,7 +78,7 @@ class ResidualMonitor:
 
         Args:
             memories: Residuals of all groups, of any shape.
-            scale: Loss scale (factor) that the residuals are multiplied by.
+            scale: Loss scale (factor) of the residuals.
 
         Returns:
             The size; ``None`` before the first addition.
@@ -104,8 +104,8 @@ def _together(sizes: Sequence[tuple[float, float]]) -> tuple[float, float]:
 # Usage of parameters.
 #
 # A parameter that no worker used has no gradient, and the optimizer must not change it: with a gradient of zeros,
-# weight decay and momentum would. The exchange costs a message, so workers exchange the usage in the first step, and
-# again only if some worker did not use all parameters.
+# weight decay and momentum would. The exchange costs a message, so workers stop it after the first step in which every
+# worker used all parameters.
 
 
 class Usage:
@@ -340,7 +340,7 @@ class GradientState:
             state.change()
 
     def reset(self) -> None:
-        """Resets all state to that before the first step."""
+        """Resets all states to their values before the first step."""
         for vector in (each for vectors in self._all for each in vectors):
             vector.zero_()
         # Without previous groups, ``regroup`` creates new states instead of transferring the counts.
@@ -350,11 +350,11 @@ class GradientState:
     # --- non-finite gradients
 
     def refused(self) -> int:
-        """Returns the number of gradients (per group and local rank) that were skipped because they were non-finite."""
+        """Returns the number of gradients (per group and local rank) that were skipped or clipped as non-finite."""
         return sum(state.refused for states in self.states for state in states)
 
     def refusals(self) -> list[NonFiniteCounts]:
-        """Returns, for each local rank, the number of skipped gradients and the step of the last one."""
+        """Returns, for each local rank, the number of skipped or clipped gradients and the step of the last one."""
         return [NonFiniteCounts.of(states) for states in zip(*self.states, strict=True)]
 
     # --- saved states
@@ -366,7 +366,7 @@ class GradientState:
     def like(self, layers: Range) -> MethodState:
         """Returns the first local rank's state of the group with these ``layers``.
 
-        If there is no such group now, returns a new state for one.
+        If no such group exists, returns a new state for it.
         """
         own = next((group for group in self.groups if group.layers == layers), None)
         if own is not None:
@@ -415,7 +415,7 @@ class Snapshot:
     Attributes:
         partition: Groups that the states belong to, as ranges of layers.
         groups: State of each group as plain data.
-        factor: Loss scale (factor) that gradients were multiplied by at the time of the copy.
+        factor: Loss scale (factor) of the gradients at the time of the copy.
     """
 
     partition: list[Range]

@@ -116,7 +116,7 @@ def agreed_groups(file: Path, cluster: Cluster, training: Training) -> list[Rang
             f"{sum(found.entries):,} entries, expected {len(entries)} layers and {sum(entries):,} entries; use a file "
             "of this model"
         )
-    # A partition as a row of fixed length, which workers can gather even if their partitions differ.
+    # Encode the partition as a row of fixed length, which workers can gather even if their partitions differ.
     begins = torch.zeros(len(entries), dtype=torch.int64)
     begins[[start for start, _ in found.ranges]] = 1
     rows = gather_rows(cluster, [begins for _ in cluster.local_ranks])
@@ -130,7 +130,7 @@ Decide: TypeAlias = Callable[[Sequence[int], Sequence[float], Linear], list[Rang
 """``decide(entries, ready, cost)``: the partition for layers with ``entries`` entries, whose gradients are complete
 ``ready`` seconds after the start of the backward pass, if synchronizing a group takes ``cost(entries)`` seconds."""
 
-# The first step allocates memory and has cold caches.
+# Number of steps that are skipped (the first one allocates memory and has cold caches) and measured.
 _SKIPPED, _COUNTED = 1, 5
 _REPEATS = 3
 
@@ -139,7 +139,7 @@ _REPEATS = 3
 class Measuring(Schedule):
     """Schedule whose groups are chosen by measurements in the first steps, or by another run.
 
-    Measured times differ from run to run. The groups may therefore differ as well, and with sparse methods also the
+    Measured times differ from run to run. The groups may therefore differ as well and, with sparse methods, also the
     result.
 
     Args:
@@ -264,7 +264,7 @@ class Measured(InBackward):
             raise ValueError(f"'decided' must be True or False, got {describe(values['decided'])}")
 
     def _load_common(self, values: Mapping[str, Any]) -> None:
-        # Incomplete measurements start again: the resumed run may have another machine.
+        # Incomplete measurements start again: the run may have resumed on another machine.
         super()._load_common(values)
         self._decided(bool(values.get("decided")))
 
@@ -279,9 +279,9 @@ def measure_cost(method: Method, cluster: Cluster, gradient: Tensor) -> Linear:
         cluster: Cluster that runs the workers.
         gradient: Tensor of shape (n,) with the dtype and device to measure; n is the largest measured size.
     """
-    # Small groups show the start-up time, large ones the time per entry.
+    # Small sizes determine the start-up time, large ones the time per entry.
     sizes = sorted({max(1, gradient.numel() // share) for share in (64, 8, 1)})
-    # Dropout must draw the same random numbers as with any other schedule.
+    # Fork, so that dropout draws the same random numbers as with any other schedule.
     with torch.random.fork_rng([gradient.device] if gradient.device.type == "cuda" else []):
         seconds = [_measure(method, cluster, torch.randn_like(gradient[:size])) for size in sizes]
     return Linear.fit(sizes, seconds) if len(sizes) > 1 else Linear(seconds[0], 0.0)
@@ -299,7 +299,7 @@ def _measure(method: Method, cluster: Cluster, gradient: Tensor) -> float:
         pairs = zip(cluster.local_workers, states, strict=True)
         seconds = cluster.time_uncounted([method.average(worker, state) for worker, state in pairs])
         found.append(fmean(_mean(cluster, [torch.tensor([each], dtype=torch.float64) for each in seconds])))
-    # The minimum, because other processes on the machine only ever add time.
+    # The minimum, because other processes on the machine can only add time.
     return min(found)
 
 
@@ -324,9 +324,9 @@ def optimal(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int]
 
         f[i] = min over j > i of max(f[j], ready[i:j]) + cost(entries[i:j]),    f[L] = 0,
 
-    which is exact for any ready times and any cost, because an earlier end of the later layers never hurts. It takes
-    O(L^2) calls of ``cost``, time and memory. A second pass then finds the smallest number of groups that ends equally
-    early, because a group without benefit would still add a message. It takes O(L^2) for each group.
+    which is exact for any ready times and any cost, because an earlier end of the later layers is never a disadvantage.
+    It takes O(L^2) calls of ``cost``, time and memory. A second pass then finds the smallest number of groups that ends
+    equally early, because a group without benefit would still add a message. It takes O(L^2) time for each group.
 
     Args:
         entries: Number of entries of each layer, in flat order.
@@ -365,7 +365,7 @@ def _tables(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int]
 
 
 def _fewest(waits: Table, costs: Table, goal: float) -> list[Range]:
-    """Finds the smallest number of groups with which the last synchronization ends at ``goal`` (reachable).
+    """Finds the smallest number of groups with which the last synchronization ends at ``goal``, a reachable time.
 
     Row g of the search is the earliest end of layer i and all later layers in exactly g groups. Both passes round in
     the same way, so the comparison with the goal is exact.
@@ -425,9 +425,9 @@ def merge(entries: Sequence[int], ready: Sequence[float], cost: Callable[[int], 
     * ``next - begin < startup``: waiting costs less than the start-up time that one message fewer saves.
 
     Otherwise the group is closed, and ends at ``begin + cost(its entries)``. The paper writes both conditions as
-    ``next < begin + startup``; they differ only if ``startup`` is 0, where layers that cause no delay still join. The
-    paper's cost is ``startup + beta * bytes``; here it may be any function of the size. The rule looks one layer ahead,
-    so the result is not always the best partition; ``optimal`` finds that one.
+    ``next < begin + startup``, which differs only for a ``startup`` of 0: here, layers that cause no delay still join.
+    The paper's cost is ``startup + beta * bytes``; here it may be any function of the size. The rule looks one layer
+    ahead, so the result is not always the best partition; ``optimal`` finds that one.
 
     Args:
         entries: Number of entries of each layer, in flat order.

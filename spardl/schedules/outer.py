@@ -4,8 +4,8 @@ Sources: Stich, Local SGD Converges Fast and Communicates Little, ICLR 2019; Dou
 Low-Communication Training of Language Models, 2023 (arXiv 2311.08105), Algorithm 1: the difference between the weights
 before and after the local steps serves as a gradient, and an outer SGD with Nesterov momentum applies its average over
 the workers. Where a residual keeps the entries that are not sent, it replaces the momentum, as in SparseLoCo (Sarfi et
-al., 2508.15706). Fragments that are sent alternately during the local steps and mixed with the local weights:
-Douillard et al., Streaming DiLoCo with overlapping communication, 2025 (2501.18512).
+al., 2508.15706). Fragments that are sent in turn during the local steps and mixed with the local weights: Douillard et
+al., Streaming DiLoCo with overlapping communication, 2025 (2501.18512).
 
 A *local rank* is one of the workers that this process runs.
 """
@@ -99,7 +99,7 @@ def mix(own: Tensor, anchor: Tensor, mixing: float) -> None:
         anchor: Global weights, of the same shape.
         mixing: Share of the global weights in the mean; 1 replaces the worker's weights, even if they are non-finite.
     """
-    # lerp with a weight of 1 keeps a NaN of the worker's weights, copy_ does not.
+    # Unlike copy_, lerp with a weight of 1 keeps NaN of the worker's weights.
     own.lerp_(anchor, mixing) if mixing < 1 else own.copy_(anchor)
 
 
@@ -115,10 +115,10 @@ class OuterSteps(Schedule):
         every: Number of steps from one exchange to the next.
         lr: Learning rate of the outer SGD (a factor); 1 without momentum averages weights, as local SGD does.
         momentum: Nesterov momentum factor of the outer SGD. ``None`` uses 0.9, or 0 if the method has a residual.
-        fragments: Number of groups of neighboring layers, of similar size, that are exchanged alternately; each is
+        fragments: Number of groups of neighboring layers, of similar size, that are exchanged in turn; each is
             exchanged once in ``every`` steps.
         delay: Number of local steps that each worker makes while a fragment is sent; with 0, workers wait for it.
-        mixing: Share of the global weights in the weighted mean of global and own weights that a worker continues with.
+        mixing: Share of the global weights in a worker's new weights; the rest comes from its own weights.
 
     Raises:
         ConfigError: If a value is out of range.
@@ -184,7 +184,7 @@ class _OuterSteps(Engine):
     The global weights are separate parameters, the anchors, whose gradients are the averaged differences.
     """
 
-    # The average is a difference of weights: the gradient that an optimizer sees is each worker's own.
+    # The average is a difference of weights, so ``clip_norm`` limits the gradients that the workers' optimizers use.
     _clips_own = True
 
     def __init__(self, method: Method, cluster: Cluster, training: Training, outer: OuterSteps) -> None:
@@ -204,7 +204,7 @@ class _OuterSteps(Engine):
             anchor.grad = self._gradient.part(number).view_as(anchor)
         self._rule = outer.rule(self._anchors, method)
         self._fragments = FragmentSchedule(outer.every, len(self.gradient_state.groups))
-        # Fragments in flight whose outer step is not made yet: ``flush`` may make it before the average is applied.
+        # Fragments in flight without an outer step; ``flush`` may run the step before the average is applied.
         self._works: dict[int, Work[Sum]] = {}
         self._loaded: int | None = None
         ranks = range(len(cluster.local_ranks))
@@ -279,7 +279,7 @@ class _OuterSteps(Engine):
 
     def finish(self) -> None:
         """Applies the averages that are due and sends the fragments that are due."""
-        # Usage only matters for the rank's own step: anchors always have a gradient.
+        # Only the local optimizer's step needs the usage: anchors always have a gradient.
         self._usage.clear()
         due = self._fragments.step()
         for number in due.apply:
@@ -289,7 +289,7 @@ class _OuterSteps(Engine):
         self._step.end()
 
     def end(self) -> None:
-        """Exchanges the progress that workers have made since the last exchange."""
+        """Exchanges the progress of the workers since the last exchange."""
         # Apply averages in flight first: a fragment can only be sent again afterwards.
         for number in list(self._fragments.in_flight):
             self._apply(number)
@@ -323,7 +323,7 @@ class _OuterSteps(Engine):
         for local, own in enumerate(self._step.averages):
             own[number] = work.wait(local)
         self.kept += self._update.store(group, self._step.averages[0][number])
-        # SGD treats each parameter alone, but must not touch the momentum of the other fragments.
+        # The step must not change the momentum of other fragments.
         others = [each for place, each in enumerate(self._anchors) if not group.tensors[0] <= place < group.tensors[1]]
         with self._update.timed():
             with self._gradient.hidden(others):
@@ -385,7 +385,7 @@ class _OuterSteps(Engine):
         self._loaded = None
         self._fragments.remaining, self._fragments.in_flight = list(saved["left"]), dict(saved["aloft"])
         self._works = {}
-        # A checkpoint's model has the global weights, see ``flush``.
+        # The model in a checkpoint contains the global weights, see ``flush``.
         for anchor, parameter in zip(self._anchors, self._gradient.parameters, strict=True):
             anchor.copy_(parameter)
         for tensor, own in zip(self._weights[local], saved["weights"], strict=True):

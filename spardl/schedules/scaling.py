@@ -1,4 +1,4 @@
-"""GradScaler support and gradient clipping: rescales residuals with the loss scale and skips non-finite steps."""
+"""Gradient clipping, and GradScaler support: rescales residuals with the loss scale and skips non-finite steps."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ class Limit:
         Args:
             vectors: Gradients of the groups, shape (m,) each. Non-finite ones stay unchanged and do not count.
             length: Number of entries of all groups.
-            scale: Loss scale (factor) that the gradient is multiplied by.
+            scale: Loss scale (factor) of the gradient.
         """
         if self.before is None:
             return
-        # A non-finite part is left out later; its infinite norm must not zero the finite parts here.
+        # A non-finite part is skipped later; its infinite norm must not scale the finite parts to zero here.
         finite = vectors
         if not math.isfinite(norm := norm_in(vectors, length) / scale):
             finite = [vector for vector in vectors if math.isfinite(largest_magnitude([vector]))]
@@ -67,7 +67,7 @@ class Limit:
 
         Args:
             norm: Function that computes the norm of the average; called only if this norm is limited.
-            scale: Loss scale (factor) that the average is multiplied by.
+            scale: Loss scale (factor) of the average.
         """
         if self.after is None:
             return 1 / scale if scale != 1 else None
@@ -83,7 +83,7 @@ def norm_in(vectors: Sequence[Tensor], length: int) -> float:
     return norm_of(sum_of_squares(vectors, peak, length), peak, length)
 
 
-# Returns the factor by which losses, and so gradients, are currently multiplied.
+# Function that returns the current loss scale, the factor of losses and gradients.
 Scale = Callable[[], float]
 
 
@@ -108,7 +108,7 @@ def any_overflowed(worker: Worker, gradient: Tensor) -> Program[bool]:
         worker: Worker that runs this generator.
         gradient: Gradient of this worker, shape (n,).
     """
-    # An all-gather of flags, not a sum: the average itself cannot carry a NaN through every compressor.
+    # Gather flags: compressors may remove a NaN, so the average cannot report it.
     fine = math.isfinite(largest_magnitude([gradient]))
     flag = torch.tensor([not fine], dtype=torch.uint8, device=gradient.device)
     ones = [1] * worker.size
@@ -145,7 +145,7 @@ class Scaling:
         return bool(self.overflowed) or self._current() != self.factor
 
     def reset(self) -> None:
-        """Resets to the state before the first step."""
+        """Resets the object to its state before the first step."""
         self.factor = self._current()
         self.overflowed, self._unused = set(), []
 
@@ -158,7 +158,7 @@ class Scaling:
         Args:
             averages: Averages by group, shape (m,) each.
         """
-        # The residuals have already given these averages away. A group that overflowed was never averaged.
+        # The residuals no longer contain these averages. A group that overflowed was never averaged.
         if self.overflowed:
             self._unused = [None if number in self.overflowed else each.clone() for number, each in enumerate(averages)]
 
@@ -175,7 +175,7 @@ class Scaling:
             for state in (each for group in states for each in group):
                 state.change(factor / self.factor)
         self.factor = factor
-        # Also without a change: states that were just loaded or created have no scale yet.
+        # Even if the scale is unchanged: states that were just loaded or created do not have it.
         for state in (each for group in states for each in group):
             state.moments.scale = factor
 
@@ -186,7 +186,7 @@ class Scaling:
             states: States of the method, by group and local rank.
             remembers: Whether the method has a residual.
         """
-        # The average is the sum divided by the number of workers: all workers together take back the sum.
+        # Each worker adds the average, so the residuals of all workers together regain the sum.
         if remembers:
             for group, average in zip(states, self._unused, strict=False):
                 for state in group if average is not None else ():

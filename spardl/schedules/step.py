@@ -25,7 +25,7 @@ class StepPhase(Enum):
     BACKWARD = "backward"
     """The last backward pass, whose gradients are complete and may be sent."""
     COLLECTED = "collected"
-    """All gradients of the local rank are handed over."""
+    """All gradients of the local rank can be averaged."""
     IDLE = "idle"
     """No step has begun, or the last one has ended."""
 

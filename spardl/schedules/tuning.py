@@ -1,6 +1,6 @@
 """Bayesian tuning of one number during training, such as the size of a fusion group.
 
-Source: DeAR (arXiv 2302.12445, section 4): each size runs for five steps, of which the first ones are not counted.
+Source: DeAR (arXiv 2302.12445, section 4). Each value runs for five steps, of which the first two are not counted.
 Rank 0 measures and decides; all workers receive the decision, and the end of the tuning, in the same step.
 """
 
@@ -41,13 +41,13 @@ class Tuner:
     """Searches for the value of a setting (a point) with the shortest step time, by measuring one value after another.
 
     Alternate between ``proposal`` and ``tell`` until ``done``. After the first point, each proposal is the one with the
-    largest expected improvement under a Gaussian process over the logarithms of point and time, after DeAR (arXiv
-    2302.12445), which tunes the buffer from 25 MB between 1 and 256 MB. The Gaussian process also estimates the noise
-    of the measurements.
+    largest expected improvement under a Gaussian process over the logarithms of point and time. This follows DeAR
+    (arXiv 2302.12445), which starts at a buffer of 25 MB and searches from 1 to 256 MB. The Gaussian process also
+    estimates the noise of the measurements.
 
-    A proposal depends only on the measurements so far, the settings and the number of the proposal. So a tuner that
-    continues from a ``state_dict`` proposes the same points as without the interruption. With several workers, one owns
-    the tuner and sends its proposals to the others, because other machines may round differently.
+    A proposal depends only on the previous measurements, the settings and the number of the proposal. A tuner that
+    continues from a ``state_dict`` therefore proposes the same points as without the interruption. With several
+    workers, one owns the tuner and sends its proposals to the others, because machines may round differently.
 
     Args:
         low: Smallest value to try, above 0 (such as a size in megabytes).
@@ -153,8 +153,7 @@ class Tuner:
 
 def _ask(points: Sequence[float], seconds: Sequence[float], low: float, high: float, seed: int) -> float:
     """Returns the point to measure after ``points``."""
-    # Each call builds a new study: a persistent sampler has random state and a cache that checkpoints would not
-    # contain.
+    # Each call creates a new study: checkpoints would not contain the random state and cache of a persistent sampler.
     with _quiet():
         from optuna import create_study, distributions, samplers, trial  # noqa: PLC0415
 
@@ -163,7 +162,7 @@ def _ask(points: Sequence[float], seconds: Sequence[float], low: float, high: fl
         }
         study = create_study(sampler=samplers.GPSampler(seed=seed, n_startup_trials=1))
         for point, value in zip(points, seconds, strict=True):
-            # The noise of a time grows with the time; that of its logarithm is constant, as the process assumes.
+            # The noise of a time grows with the time. The process assumes constant noise, as the logarithm has.
             study.add_trial(trial.create_trial(params={"point": point}, distributions=space, value=math.log(value)))
         return float(study.ask(space).params["point"])
 
@@ -186,7 +185,8 @@ def _quiet() -> Iterator[None]:
 # Trials in the first steps of training.
 
 
-# A step also contains communication of the previous one, so the first two after a change mix both sizes.
+# Number of skipped and of counted steps per value: a step contains communication of the previous step, so the first two
+# steps after a change mix two values.
 _SKIPPED, _COUNTED = 2, 3
 
 

@@ -66,8 +66,8 @@ class InBackward(Engine):
     """Engine that starts the synchronization of each group as soon as its gradients are complete, in a fixed order.
 
     The order is that of the backward pass. It is equal on all ranks, even if their gradients become complete in
-    different orders. If the norm of each worker's own gradient is limited, all groups wait for the last gradient,
-    because the norm is not known before.
+    different orders. If each worker's own gradient is clipped, all groups wait for the last gradient, because the norm
+    is unknown before.
 
     Attributes:
         pauses: Whether each synchronization pauses between its two halves.
@@ -103,7 +103,7 @@ class InBackward(Engine):
                 "checkpointing does) and may already have been sent; use schedule=after_backward"
             )
         step.arrive(number)
-        # The norm of the worker's whole gradient decides by which factor each part of it is multiplied.
+        # The clipping factor of each part depends on the norm of the worker's whole gradient.
         if self.limit.before is not None:
             if not step.complete:
                 return
@@ -148,7 +148,7 @@ class InBackward(Engine):
     def give_up(self) -> None:
         """Ends a step whose backward pass failed: waits for synchronizations in flight and discards the others."""
         for work in self._step.give_up():
-            # Other workers may be in the second half already and need this one's messages.
+            # Other workers may already run the second half, and need the messages of this one.
             if self.pauses:
                 work.resume()
             work.wait(0)

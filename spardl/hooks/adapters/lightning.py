@@ -73,7 +73,7 @@ class SpardlStrategy(DDPStrategy):
     def configure_ddp(self) -> None:
         """Wraps the model in DDP for training."""
         super().configure_ddp()
-        if self.handle is not None:  # of an earlier fit()
+        if self.handle is not None:  # from an earlier fit()
             self.handle.detach()
         assert self.lightning_module is not None
         trainer = self.lightning_module.trainer
@@ -81,7 +81,7 @@ class SpardlStrategy(DDPStrategy):
             trainer.default_root_dir,
             *(getattr(each, "dirpath", None) for each in trainer.checkpoint_callbacks),
         ):
-            _state_folder(folder or ".")  # raises before training if workers cannot write there
+            _state_folder(folder or ".")  # raises an error before training if this is not a local path
 
     def setup_optimizers(self, trainer: pl.Trainer) -> None:
         """Creates the optimizers, and attaches the method to the model."""

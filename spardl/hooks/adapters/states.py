@@ -52,7 +52,7 @@ def method_of(method: str | Method, options: Mapping[str, Any]) -> Method:
 
 
 class _Read(NamedTuple):
-    """Result of reading a state file: a step or an error message; neither if the file is missing and may be."""
+    """Result of reading a state file: its step or an error message; both are ``None`` if the file may be missing."""
 
     step: int | None
     fault: str | None
@@ -97,7 +97,7 @@ def load_state(
         folder: Folder passed to ``save_state``.
         prefix: Prefix passed to ``save_state``.
         step: Step of the checkpoint as the trainer counts it, if known.
-        fresh: Whether residuals start at zero, rather than raise an error, where no worker has a state.
+        fresh: Whether residuals start at zero if no worker has a state; otherwise this is an error.
 
     Raises:
         CheckpointError: On all workers, if one of them has no state for this world size or cannot read it, or if the

@@ -1,9 +1,9 @@
-"""A small transformer with AdamW in four ways: dense, a single worker, and 1% sent with and without `optimizer=`.
+"""A small transformer with AdamW in four ways: dense, a single worker, and density 1% with and without `optimizer=`.
 
 torchrun --standalone --nproc-per-node 4 examples/adamw.py
 
-It takes two to four minutes on two cores; `--steps 100 --width 32 --layers 2` is faster. Each way has its own best
-learning rate, which an option changes: `--published 0.001`. The text, and so the losses, depend on the Python version.
+It takes two to four minutes on two cores; `--steps 100 --width 32 --layers 2` is faster. Each way has its own learning
+rate, which you can change: `--published 0.001`. The text, and therefore the losses, depend on the Python version.
 """
 
 import argparse
@@ -56,13 +56,13 @@ class Transformer(nn.Module):
 
 
 def schedule(step):
-    """Returns the factor of the learning rate: warm-up in the first fifth, then a cosine down to 0."""
+    """Returns the factor of the learning rate: linear warm-up in the first fifth, then cosine decay to 0."""
     done, warm = (step + 1) / options.steps, 0.2
     return done / warm if done < warm else (1 + math.cos(math.pi * (done - warm) / (1 - warm))) / 2
 
 
 def fit(way, rate):
-    """Trains in one of the ways; returns the validation loss and the share of dense bytes sent."""
+    """Trains in one of the four ways; returns the validation loss and the bytes sent, as a share of dense."""
     torch.manual_seed(0)
     model = Transformer(options.width, options.layers)
     trained = model if way == "alone" else DistributedDataParallel(model)
@@ -78,7 +78,7 @@ def fit(way, rate):
         starts = torch.randint(len(train) - WINDOW, (BATCH, 1), generator=draws)
         optimizer.zero_grad()
         trained(train[starts + torch.arange(WINDOW + 1)]).backward()
-        if way != "moved":  # "moved": .grad is an update, whose gradient clip_norm= has already clipped
+        if way != "moved":  # "moved": .grad is an update of a gradient that clip_norm= has clipped
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         scheduler.step()

@@ -14,7 +14,7 @@ rank, workers = dist.get_rank(), dist.get_world_size()
 tensor = torch.randn(500, 200, generator=torch.Generator().manual_seed(rank))
 for method, options in (("none", {}), ("spardl", {"density": 0.01}), ("topka", {"density": 0.01}), ("powersgd", {})):
     reduced = spardl.all_reduce(tensor, method, **options)
-    # Nothing is lost: entries that are in no average are in residuals, which workers add to their next tensors.
+    # Entries that are missing from the average stay in residuals, which workers add to their next tensors.
     kept = reduced.residual / workers
     dist.all_reduce(kept)
     mean = tensor / workers

@@ -22,7 +22,7 @@ mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=(
 
 
 class Model(nn.Module):
-    """Residual blocks, whose activations are computed again in the backward pass."""
+    """Residual blocks with activation checkpointing."""
 
     def __init__(self, width=32, blocks=3):
         super().__init__()

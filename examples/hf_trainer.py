@@ -1,4 +1,4 @@
-"""The Trainer of Hugging Face transformers: one line before train(). A tiny BERT classifies texts by their first word.
+"""Trainer of Hugging Face transformers: one line before train(). A tiny BERT classifies texts by their first word.
 
 pip install '.[accelerate]'
 torchrun --standalone --nproc-per-node 2 examples/hf_trainer.py OUTPUT_FOLDER
@@ -38,7 +38,7 @@ trainer.train()
 if trainer.is_world_process_zero():
     stats = callback.handle.stats()
     print(f"{stats.bytes_sent:,.0f} bytes per worker and step; dense: {stats.dense_bytes:,.0f}")
-# The trainer keeps the process group, whose threads can abort Python while it exits (pytorch/pytorch#190489).
+# The trainer keeps the process group alive, and its threads can abort Python at exit (pytorch/pytorch#190489).
 del trainer, callback, model
 gc.collect()
 torch.distributed.destroy_process_group()

@@ -1,4 +1,4 @@
-"""Lightning: one strategy. Each checkpoint has the residuals of every worker in a folder next to it.
+"""Lightning: one strategy. A folder next to each checkpoint has the residuals of every worker.
 
 pip install '.[lightning]'
 python examples/lightning_fit.py OUTPUT_FOLDER
@@ -28,11 +28,11 @@ class Classifier(lightning.LightningModule):
         return loss
 
     def on_train_epoch_end(self):
-        """Prints the progress, on the first worker only, as ``self.print`` does."""
+        """Prints the loss, on the first worker only."""
         self.print(f"epoch {self.current_epoch + 1}: loss {self.trainer.callback_metrics['loss'].item():.3f}")
 
     def configure_optimizers(self):
-        """Returns AdamW: each worker keeps its own moments, and updates are averaged."""
+        """Returns AdamW; each worker keeps its own moments, and the strategy averages updates."""
         return torch.optim.AdamW(self.parameters(), lr=0.003)
 
 

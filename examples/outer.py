@@ -29,6 +29,6 @@ for step in range(1, 201):
         print(f"step {step}: loss {loss.item():.4f}")
 
 if rank == 0:
-    print(outer.stats())  # its steps are exchanges
+    print(outer.stats())  # a step of these statistics is one exchange
 outer.close()
 dist.destroy_process_group()

@@ -1,8 +1,8 @@
-"""A custom method outside spardl: entries are sent in turn, and stay in the residual until their turn.
+"""A custom method outside spardl: sends all entries in turn; unsent entries stay in the residual.
 
 torchrun --standalone --nproc-per-node 2 examples/own_method.py
 
-To give it a name that every program can use (``spardl.attach(ddp_model, "round_robin")``), add to pyproject.toml:
+To use it by name in every program (``spardl.attach(ddp_model, "round_robin")``), add to pyproject.toml:
 [project.entry-points."spardl.methods"]
 round_robin = "own_method:make"
 """
@@ -21,7 +21,7 @@ from spardl.method import LocalResidual
 
 @dataclass(frozen=True)
 class RoundRobin(SharedChoice):
-    """Sends the next k entries in each step, cyclically; positions need not be sent."""
+    """Sends the next k entries in each step, cyclically; no positions are sent."""
 
     name = "round_robin"
 
@@ -32,7 +32,7 @@ class RoundRobin(SharedChoice):
 
 
 def make(density=0.01):
-    """Returns the method: which entries are sent, how they are summed, and where the others are kept."""
+    """Returns the method: a compressor, a communicator and a residual."""
     return spardl.Method(RoundRobin(density), Dense(), LocalResidual())
 
 

@@ -1,4 +1,4 @@
-"""A training that is interrupted and resumed with identical bits: each rank saves the state of its handle.
+"""Interrupts a training and resumes it bit for bit: each rank saves the state of its handle.
 
 torchrun --standalone --nproc-per-node 2 examples/resume.py checkpoint  # steps 1 to 50, then saves
 torchrun --standalone --nproc-per-node 2 examples/resume.py checkpoint  # resumes with steps 51 to 100

@@ -12,7 +12,7 @@ import spardl
 dist.init_process_group("gloo")
 rank = dist.get_rank()
 
-torch.manual_seed(0)  # weights must be equal at the start, because none are sent
+torch.manual_seed(0)  # weights must be equal at the start, because they are not broadcast
 lstm, head = nn.LSTM(16, 64, batch_first=True), nn.Linear(64, 16)
 model = nn.ModuleList([lstm, head])
 optimizer = torch.optim.Adam(model.parameters(), lr=0.01)

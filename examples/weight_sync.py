@@ -1,8 +1,8 @@
-"""A trainer and two rollout workers: after every few steps, the bfloat16 weights that have changed are sent to them.
+"""A trainer and two rollout workers: the trainer periodically sends the bfloat16 weights that have changed.
 
 torchrun --standalone --nproc-per-node 3 examples/weight_sync.py
 
-The shares are those of one call: after the first steps, most weights change; with a small learning rate, few do.
+A share is that of one call: most weights change in the first steps, and few with a small learning rate.
 """
 
 import torch
@@ -38,7 +38,7 @@ for step in range(201):
         optimizer.step()
     if step % 50 == 0 or step == 151:
         synced = weights.sync()
-        if rank == 1:  # uses the weights that it has received
+        if rank == 1:  # evaluates the received weights
             with torch.no_grad():
                 loss = loss_of(waves).item()
             print(f"step {step}: {synced.patch_bytes:6,} bytes, {synced.share:6.1%} of all weights, loss {loss:.4f}")

@@ -1,4 +1,4 @@
-"""A torchvision model on your own pictures, in folders named after their classes: PICTURES/train/CLASS and test/CLASS.
+"""A torchvision model on your own pictures, with one folder per class: PICTURES/train/CLASS and PICTURES/test/CLASS.
 
 From a folder with this file and conf/, with spardl cloned to SPARDL (plugins= allows the code of this module):
 
@@ -23,7 +23,7 @@ class Pictures:
     def __len__(self):
         return len(self.files)
 
-    def batch(self, indices, generator):  # a generator is given in training only, for augmentation
+    def batch(self, indices, generator):  # the generator is None in evaluations
         images, labels = zip(*(self.files[index] for index in indices.tolist()), strict=True)
         if generator is not None and torch.rand(1, generator=generator).item() < 0.5:
             images = [image.flip(-1) for image in images]

@@ -1,4 +1,4 @@
-"""A Hugging Face model from a configuration file, on your own texts: TEXTS/train.csv and test.csv with text and label.
+"""A Hugging Face model from a configuration file, on your own texts: train.csv and test.csv in TEXTS (text, label).
 
 From a folder with this file, bert.json and conf/, with spardl cloned to SPARDL (`pip install datasets` is optional):
 

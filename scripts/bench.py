@@ -84,7 +84,7 @@ def main(words: Sequence[str]) -> int:
         module, arguments = parse(words)
         import torch  # noqa: PLC0415 - slow, and --list does not need it
 
-        from spardl.basics.files import write_atomically  # noqa: PLC0415
+        from spardl.basics.files import write_atomically  # noqa: PLC0415 - it imports torch
 
         torch.set_num_threads(arguments.threads)
         found = module.run(arguments)

@@ -141,7 +141,7 @@ class Emulated(nn.Module):
         super().__init__()
         layers = sorted(profile.layers, key=lambda layer: layer.needed)
         needed = [0.0, *(layer.needed for layer in layers[1:]), profile.forward]
-        # The backward pass comes by the other way round, and ends after the first layer.
+        # The backward pass visits the layers in reverse order, and ends after the first one.
         ready = [profile.backward, *(layer.ready for layer in layers[1:]), 0.0]
         forward = [later - sooner for sooner, later in itertools.pairwise(needed)]
         backward = [later - sooner for later, sooner in itertools.pairwise(ready)]

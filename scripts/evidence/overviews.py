@@ -5,14 +5,13 @@ The figure of docs/tables/learning.md shows loss or accuracy against the share o
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping, Sequence
 from statistics import mean
 from typing import Any, NamedTuple
 
 from scripts.evidence.plans import ALONE, DENSE, Overview, Task, first_recorded
-from scripts.exhibits.charts.style import SIZE, Look, check_drawing, drawing, explain, logarithmic, looks, plain
+from scripts.exhibits.charts.style import SIZE, Look, check_drawing, drawing, explain, logarithmic, looks, plain, png
 from scripts.exhibits.measures import LEAST, seeds
 from scripts.exhibits.records import Records
 from scripts.exhibits.tables import Cell, Row, Table
@@ -199,9 +198,7 @@ def figure(plan: Overview, records: Records) -> bytes:
         for axes in places:
             axes.set_axis_off()
         explain(whole, {**styles, "dense": _level(DENSE), "single worker": _level(ALONE)})
-        out = io.BytesIO()
-        whole.savefig(out, format="png", dpi=100, metadata={"Software": None})
-    return out.getvalue()
+        return png(whole)
 
 
 def _level(name: str) -> Look:

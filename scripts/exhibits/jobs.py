@@ -430,8 +430,8 @@ def _perform(jobs: Sequence[Job], outputs: Path, at_once: int, ended: Ended) -> 
 
 def _load_once() -> None:
     """Imports the common modules once, which saves seconds in every forked process."""
-    import sklearn.datasets  # noqa: F401, PLC0415
-    import torch._dynamo  # noqa: PLC0415
+    import sklearn.datasets  # noqa: F401, PLC0415 - only where jobs run
+    import torch._dynamo  # noqa: PLC0415 - only where jobs run
 
     precompile(torch.float32)
 

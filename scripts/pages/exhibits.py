@@ -19,7 +19,7 @@ from pathlib import Path
 
 from scripts.exhibits.base import SCALES, Exhibit, Results, at
 from scripts.exhibits.charts.curves import band
-from scripts.exhibits.charts.style import SIZE, TEXT, check_drawing, drawing, explain
+from scripts.exhibits.charts.style import SIZE, TEXT, check_drawing, drawing, explain, png
 from scripts.exhibits.kinds.frontier import Frontier
 from scripts.exhibits.kinds.races import Race
 from scripts.exhibits.measures import metric_curve
@@ -90,7 +90,7 @@ def frontier_page(text: str, exhibit: Frontier, results: Results, scale: str = F
     """Returns a page with the tables of an exhibit and its results between the page's marks.
 
     Raises:
-        ValueError: If a section is not there.
+        ConfigError: If the page lacks a section.
     """
     courses = exhibit.courses[scale]
     sections: dict[str, list[Table]] = {
@@ -125,6 +125,4 @@ def frontier_figure(exhibit: Frontier, results: Results, scale: str = FRONTIER_S
                 picture.draw(panel)
                 panel.suptitle(picture.title, fontsize=TEXT)
             explain(row, own[0].key)
-        out = io.BytesIO()
-        whole.savefig(out, format="png", dpi=100, metadata={"Software": None})
-    return out.getvalue()
+        return png(whole)

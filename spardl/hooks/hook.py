@@ -317,7 +317,7 @@ class Hook(GradientHandle):
     def _release_state(self) -> Averager | None:
         """Returns the averager with residuals and moments, if there is one; this hook has none afterwards."""
         averager, self._averager = self._averager, None
-        # A hook that made no step passes on the state of its own predecessor.
+        # A hook without a step passes on the state that it would have taken from its predecessor.
         return averager if self._has_state else (self._predecessor._release_state() if self._predecessor else None)
 
     def follow(self, last: "Hook") -> None:

@@ -6,6 +6,7 @@ and have enough contrast for text. Pages invert the lightness of figures for rea
 
 from __future__ import annotations
 
+import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -128,6 +129,13 @@ def drawn(draw: Callable[[Any], None], key: Mapping[str, Look], title: str = "")
     lines = explain(figure, key) + (words.count("\n") + 1 if title else 0)
     figure.set_figheight(figure.get_figheight() + LINE_HEIGHT * lines)
     return figure
+
+
+def png(figure: Any) -> bytes:
+    """Returns a figure as PNG without the version of matplotlib; call it within :func:`drawing`."""
+    out = io.BytesIO()
+    figure.savefig(out, format="png", dpi=100, metadata={"Software": None})
+    return out.getvalue()
 
 
 def explain(figure: Any, key: Mapping[str, Look]) -> int:

@@ -303,11 +303,14 @@ def find_recipe(name: str) -> Callable[..., Method]:
             f"method must be a name or a spardl.Method, got {name!r}; combine parts with spardl.Method(compressor, "
             "communicator, residual)"
         )
-    points = entry_points(group=GROUP, name=name) if isinstance(name, str) else ()
-    if not isinstance(name, str) or (name not in recipes() and not points):
-        hint = _did_you_mean(name, method_names())
-        raise ConfigError(f"unknown method {name!r}; use one of {', '.join(method_names())}{hint}")
-    return recipes()[name] if name in recipes() else _load(next(iter(points)))
+    if isinstance(name, str):
+        if own := recipes().get(name):
+            return own
+        # Last: this reads the metadata of every installed package.
+        if points := entry_points(group=GROUP, name=name):
+            return _load(next(iter(points)))
+    known = method_names()
+    raise ConfigError(f"unknown method {name!r}; use one of {', '.join(known)}{_did_you_mean(name, known)}")
 
 
 def _load(point: EntryPoint) -> Callable[..., Method]:

@@ -30,6 +30,21 @@ NO_LOSSES = {"collective", "resume", "resume_dcp"}
 # Those with a test of their own, which makes them smaller.
 LONG = {"adamw"}
 NEEDS = {"hf_accelerate": "accelerate", "hf_trainer": "accelerate", "lightning_fit": "lightning"}
+# A thread of gloo that outlives the process group may free a tensor while the interpreter exits, which aborts the
+# process: "terminate called without an active exception". These examples end all of them.
+WITHOUT_GLOO_THREADS = {"hf_trainer", "resume_dcp"}
+# Python imports this file, sitecustomize.py, at its start; each worker then prints its threads when it exits.
+LIST_THREADS = """
+import atexit, os, sys
+from pathlib import Path
+
+def list_threads():
+    names = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
+    sys.stdout.write(f"threads: {' '.join(names)}\\n")  # one write, so that the lines of workers stay whole
+
+if "RANK" in os.environ:
+    atexit.register(list_threads)
+"""
 
 
 def head(path: Path) -> str:
@@ -48,10 +63,11 @@ def start(words: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     place = ["--local-addr", "127.0.0.1"] if program == "torchrun" else []
     rest = [str(ROOT / word) if word.startswith("examples/") else word for word in rest]
     environment = {name: value for name, value in os.environ.items() if name not in STARTED_BY}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": f"{ROOT}:{folder}", "PYTHONWARNINGS": NO_DEPRECATED_NAMES}
     return subprocess.run(
         [str(Path(sys.executable).parent / program), *place, *rest],
         cwd=folder,
-        env={**environment, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "PYTHONWARNINGS": NO_DEPRECATED_NAMES},
+        env=environment,
         capture_output=True,
         text=True,
         timeout=240,
@@ -69,7 +85,13 @@ def run(words: list[str], folder: Path) -> str:
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in LONG], ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     pytest.importorskip(NEEDS.get(path.stem, "torch"), reason="its own first lines say what to install")
+    if path.stem in WITHOUT_GLOO_THREADS:
+        (tmp_path / "sitecustomize.py").write_text(LIST_THREADS)
     said = "".join(run(words, tmp_path) for words in commands(path))
+    if path.stem in WITHOUT_GLOO_THREADS:
+        threads = re.findall(r"^threads: (.*)$", said, re.MULTILINE)
+        assert len(threads) == sum(int(words[words.index("--nproc-per-node") + 1]) for words in commands(path))
+        assert not any("gloo" in each for each in threads)
     losses = [float(loss) for loss in re.findall(r"loss\D{1,4}(\d+\.\d+)", said)]
     assert said.strip()
     assert PRINTS.get(path.stem, "") in said
@@ -79,36 +101,6 @@ def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
         assert len(losses) >= 2
         assert losses[-1] < 0.8 * losses[0]
     assert "off by" not in said or max(map(float, re.findall(r"off by (\S+)", said))) < 1e-5
-
-
-# Runs an example that keeps its names, and prints the threads of the process when it exits.
-COUNTING = """
-import atexit, sys
-from pathlib import Path
-
-def tell():
-    names = {path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm")}
-    sys.stdout.write(f"threads: {' '.join(names)}\\n")  # one write, so that the lines of workers stay whole
-
-atexit.register(tell)
-space = {"__name__": "__main__"}
-sys.argv = sys.argv[1:]
-exec(Path(sys.argv[0]).read_text(), space)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["hf_trainer", "resume_dcp"])
-def test_no_thread_of_gloo_outlives_the_group(name: str, tmp_path: Path) -> None:
-    """It may free a tensor while the interpreter exits, which aborts the process: "terminate called without ..."."""
-    pytest.importorskip(NEEDS.get(name, "torch"))
-    (tmp_path / "counting.py").write_text(COUNTING)
-    words = commands(ROOT / "examples" / f"{name}.py")[0]
-    place, workers = words.index(f"examples/{name}.py"), int(words[words.index("--nproc-per-node") + 1])
-    said = run([*words[:place], str(tmp_path / "counting.py"), *words[place:]], tmp_path)
-    threads = re.findall(r"^threads: (.*)$", said, re.MULTILINE)
-    assert len(threads) == workers
-    assert not any("gloo" in each for each in threads)
 
 
 @pytest.mark.slow

@@ -115,12 +115,12 @@ def wandb(mode: str, timeout: int) -> dict[str, Any]:
 
 
 FAULTS = (
-    Fault("a worker is killed", 60, 6, kill_a_worker, says=KILLED),
-    Fault("a worker is killed while it saves a checkpoint", 24, 3, await_the_death, dying_while_it_saves, says=KILLED),
-    Fault("the launcher is killed", 48, 2, kill_the_launcher, codes=(-9,)),
-    Fault("SIGTERM, SIGUSR1 or SIGHUP, to the launcher", 40, 2, ask_the_launcher, codes=(75, 0), says=f"({STOPPED})?"),
+    Fault("a worker is killed", 60, 2, kill_a_worker, says=KILLED),
+    Fault("a worker is killed while it saves a checkpoint", 24, 1, await_the_death, dying_while_it_saves, says=KILLED),
+    Fault("the launcher is killed", 48, 1, kill_the_launcher, codes=(-9,)),
+    Fault("SIGTERM, SIGUSR1 or SIGHUP, to the launcher", 40, 1, ask_the_launcher, codes=(75, 0), says=f"({STOPPED})?"),
     Fault("SIGTERM or SIGHUP, to all processes", 30, 1, ask_everybody, codes=(75, 0), says=f"({STOPPED})?"),
-    Fault("Ctrl-C", 36, 2, press_ctrl_c, codes=(130, 0), says=f"({STOPPED})?"),
+    Fault("Ctrl-C", 36, 1, press_ctrl_c, codes=(130, 0), says=f"({STOPPED})?"),
     Fault("Ctrl-C twice, while a worker stands still", 18, 1, press_ctrl_c_twice, codes=(130,), says=INTERRUPTED),
     Fault("SIGCHLD is ignored by the parent", 12, 1, let_it_be, started_with_sigchld_ignored, **SURVIVED),
     Fault(
@@ -153,7 +153,7 @@ FAULTS = (
     Fault(
         "the disk is full",
         12,
-        2,
+        1,
         fill_the_disk,
         says=r"error: worker \d failed at step \d+: cannot write \S+: No space left on device; free some space, "
         r"then continue with the same command and resume=auto\n",
@@ -166,7 +166,7 @@ FAULTS = (
     Fault(
         "the newest checkpoint's manifest is empty, or nonsense",
         18,
-        2,
+        1,
         after=harming(write_nonsense, lambda size: ["manifest.json"]),
         **BROKEN,
     ),

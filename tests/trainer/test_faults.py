@@ -223,20 +223,19 @@ SCHEDULES = {
 
 @pytest.mark.parametrize(
     ("schedule", "seed"),
-    [("dear, sparse", 0)]
-    + [pytest.param(name, seed, marks=pytest.mark.slow) for name in SCHEDULES for seed in (1, 2, 3)],
+    [("dear, sparse", 0)] + [pytest.param(name, seed, marks=pytest.mark.slow) for name in SCHEDULES for seed in (1, 2)],
 )
 def test_a_worker_that_dies_in_any_phase_ends_all(
     schedule: str, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Killed or stopped at a random moment: while measuring, in a pass, in either half of a synchronization."""
+    """Killed or, with odd seeds, stopped at a random moment: while measuring, in a pass, in either half of a sum."""
     short_waits(monkeypatch, 4.0, 1.0)
     words = (*LONG, *CLUSTERS["process_group"], *SCHEDULES[schedule], "cluster.timeout=6")
     attempts = itertools.count()
 
     def ended() -> float:
         draw, outputs = random.Random(f"{schedule} {seed}"), tmp_path / str(next(attempts)) / "out"
-        rank, stops = draw.randrange(3), draw.random() < 0.5
+        rank, stops = draw.randrange(3), seed % 2 == 1
         with background_run(*words, f"output_dir={outputs}", folder=outputs.parent / "log") as run:
             workers = once_it_trains(run, outputs, draw.randrange(1, 20))
             time.sleep(draw.uniform(0, 0.3))

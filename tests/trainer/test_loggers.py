@@ -12,6 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ from tests.support.driver import (
 )
 from tests.support.measuring import undisturbed
 from trainer.display import LogFile
+from trainer.learner import Learner
 from trainer.loggers import Csv, Several, TensorBoard
 from trainer.observers import Logger, MetricsFile, NoLogger, Observer, Wandb, logged_in, without_run_id
 from trainer.runs import Run
@@ -492,6 +494,18 @@ def services(run: int) -> list[int]:
     return [pid for pid, fields in table.items() if int(fields[3]) in children and fields[1].startswith("wandb")]
 
 
+def await_in_step_4(path: Path) -> None:
+    """Lets the run wait for a file in its fourth step."""
+    step = Learner.step
+
+    def held(learner: Learner, number: int) -> object:
+        if number == 3:
+            wait_until(path.exists)
+        return step(learner, number)
+
+    Learner.step = held  # type: ignore[method-assign, assignment]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("signum", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
@@ -500,8 +514,10 @@ def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
 
     def ended() -> float:
         outputs = tmp_path / str(next(attempts)) / "out"
-        words = ("training.max_steps=100", *RUN[1:], "logger=wandb", "logger.timeout=4", f"output_dir={outputs}")
-        with background_run(*words, folder=outputs.parent / "log") as run:
+        lost = outputs.parent / "lost"
+        words = ("training.max_steps=12", *RUN[1:], "model.depth=8", "logger=wandb", "logger.timeout=3")
+        words = (*words, f"output_dir={outputs}")
+        with background_run(*words, folder=outputs.parent / "log", before=partial(await_in_step_4, lost)) as run:
             # It starts next to the training.
             wait_until(lambda: (steps_logged(outputs) >= 3 and services(run.pid)) or run.ended())
             found = services(run.pid)
@@ -509,6 +525,7 @@ def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
             for pid in found:
                 os.kill(pid, signum)
             began = time.monotonic()
+            lost.touch()
             try:
                 assert run.wait() == 0
             finally:

@@ -22,6 +22,7 @@ TINY = (
     f"training.max_steps={STEPS}",
     "training.checkpoint_every=1",
     "training.eval_examples=32",
+    "model.depth=8",
 )
 WAYS: dict[str, Callable[[int], tuple[str, ...]]] = {
     "twenty seeds": lambda number: (f"seed={100 + number}",),

@@ -9,8 +9,9 @@ import subprocess
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import timedelta
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,7 +25,19 @@ from spardl.clusters import Cluster, gather_rows
 from spardl.clusters.workers import store as store_module
 from spardl.clusters.workers.membership import Membership, address_of, find_secret, listen, listen_as
 from spardl.clusters.workers.store import hold_store
-from tests.support.driver import ROOT, STARTED_BY, only_run, processes, steps_logged, summary, wait_until
+from tests.support.driver import (
+    QUICK,
+    ROOT,
+    STARTED_BY,
+    background_run,
+    command,
+    free_port,
+    only_run,
+    processes,
+    steps_logged,
+    summary,
+    wait_until,
+)
 from tests.trainer.test_train_cli import TORCHRUN
 from trainer.launch import Heartbeat, ProcessGroup
 from trainer.rendezvous import Rendezvous
@@ -219,14 +232,24 @@ def test_a_stranger_does_not_end_a_run_of_torchrun(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_ranks_of_torchrun_end_if_the_run_is_finished(tmp_path: Path) -> None:
-    words = ("train.py", "training.max_steps=2", "logger=none", "resume=auto", f"output_dir={tmp_path}")
-    environment = {name: value for name, value in os.environ.items() if name not in STARTED_BY}
-    command = [*TORCHRUN, "--nproc-per-node", "2", *words]
-    for printed in ("results: ", "already finished: "):
-        done = subprocess.run(
-            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=240, check=False
-        )
-        assert done.returncode == 0, done.stderr
-        assert printed in done.stdout
-        assert "error: " not in done.stderr
+    """By workers that were started in another way."""
+    words = (*QUICK, "training.max_steps=2", "resume=auto", f"output_dir={tmp_path}")
+    both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                background_run(
+                    *words,
+                    folder=tmp_path / f".rank-{rank}",
+                    before=partial(os.environ.update, {**both, "RANK": f"{rank}"}),
+                )
+            )
+            for rank in range(2)
+        ]
+        assert [run.wait() for run in runs] == [0, 0]
+        assert "results: " in runs[0].stdout
+    done = command(*words, program=(*TORCHRUN, "--nproc-per-node", "2", "train.py"))
+    assert done.returncode == 0, done.stderr
+    assert "already finished: " in done.stdout
+    assert "error: " not in done.stderr
     assert only_run(tmp_path)

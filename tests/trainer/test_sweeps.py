@@ -189,20 +189,21 @@ def test_optuna_finds_the_best_run(tmp_path: Path) -> None:
 
 def test_the_runs_of_a_sweep_are_counted_and_tabled(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "conf").mkdir()
-    words = ("-m", "optimizer.lr=0.05,-1", "seed=1,2,3", *QUICK, f"output_dir={tmp_path / 'out'}")
+    short = (*QUICK, "training.max_steps=2")
+    words = ("-m", "optimizer.lr=0.05,-1", "seed=1,2", *short, f"output_dir={tmp_path / 'out'}")
     assert here(*words, "--config-dir", str(tmp_path / "conf")) == 1  # whose value is no setting
     lines = [" ".join(line.split()) for line in capfd.readouterr().out.splitlines()]
     assert [line for line in lines if re.match(r"run \d of ", line)] == [
-        f"run {number} of 6: optimizer.lr={lr} seed={seed}"
-        for number, (lr, seed) in enumerate(product(("0.05", "-1"), (1, 2, 3)), 1)
+        f"run {number} of 4: optimizer.lr={lr} seed={seed}"
+        for number, (lr, seed) in enumerate(product(("0.05", "-1"), (1, 2)), 1)
     ]
-    header, *rows = lines[-7:]
+    header, *rows = lines[-5:]
     assert header == "run state metric seconds MB per worker path"
     for number, row in enumerate(rows, 1):
         assert row.startswith(f"{number} optimizer.lr=")
-    for row in rows[:3]:
+    for row in rows[:2]:
         assert re.search(rf"finished accuracy 0\.\d+ [\d.]+ [\d.]+ {tmp_path}/out/none-resnet20-digits-\w+$", row), row
-    for row in rows[3:]:
+    for row in rows[2:]:
         assert re.search(r"failed - [\d.]+ - -$", row), row
     assert here(*words[:1], "optimizer.lr=0.05,0.04", *words[3:]) == 0
     assert "skipped" in capfd.readouterr().out.splitlines()[-2]

@@ -92,13 +92,13 @@ def restarts(outputs: Path) -> list[tuple[int, int]]:
 @pytest.mark.slow
 def test_a_node_dies(tmp_path: Path) -> None:
     outputs = tmp_path / "out"
-    with nodes(200, outputs, tmp_path) as start:
+    with nodes(100, outputs, tmp_path) as start:
         first, second = start(), start()
         wait_until(lambda: steps_logged(outputs) >= 20, 90)
         second.die()
         assert first.agent.wait(150) == 0, (tmp_path / "node-0.txt").read_text()[-3000:]
     found = summary(only_run(outputs))
-    assert (found["status"], found["steps"], found["workers"]) == ("finished", 200, 2)
+    assert (found["status"], found["steps"], found["workers"]) == ("finished", 100, 2)
     assert restarts(outputs) == [(4, 2)]
 
 

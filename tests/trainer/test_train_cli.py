@@ -7,6 +7,8 @@ import re
 import signal
 import subprocess
 import sys
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -138,17 +140,17 @@ def test_closed_streams_and_low_memory_limits(limits: str, expected: str, tmp_pa
 
 @pytest.mark.slow
 def test_a_sweep(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    words = ("-m", "compressor=none,topka,spardl", "seed=1,2", *TINY, f"output_dir={tmp_path}")
-    done = command(*words, "logger=none")
-    assert done.returncode == 0, done.stderr
+    words = ("-m", "compressor=none,topka", "seed=1,2", *TINY, f"output_dir={tmp_path}")
+    with background_run(*words, folder=tmp_path / ".log") as run:
+        assert run.wait() == 0, run.stderr
     folders = sorted(tmp_path.glob("[!.]*"))
-    assert len(folders) == 6
+    assert len(folders) == 4
     for folder in folders:
         check_folder(folder)
-    assert len({summary(folder)["weights_sha256"] for folder in folders}) == 6
+    assert len({summary(folder)["weights_sha256"] for folder in folders}) == 4
 
     assert here(*words) == 0
-    assert capfd.readouterr().out.count("is finished (force=true runs it again)\n") == 6
+    assert capfd.readouterr().out.count("is finished (force=true runs it again)\n") == 4
     assert sorted(tmp_path.glob("[!.]*")) == folders
 
     assert here("-m", "compressor=topka", "seed=2", "force=true", *TINY, f"output_dir={tmp_path}") == 0
@@ -185,31 +187,48 @@ def test_torchrun(tmp_path: Path) -> None:
     assert results(only_run(tmp_path / "torchrun")) == results(only_run(tmp_path / "forked"))
 
 
-def srun(words: tuple[str, ...], *of_rank_1: str) -> list[subprocess.CompletedProcess[str]]:
-    """What ``srun python train.py`` starts, on one host; rank 1 may be given more."""
-    tasks = 2
-    port = free_port()
-    environment = {name: value for name, value in os.environ.items() if name not in STARTED_BY}
-    environment |= {"SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_TASKS": str(tasks), "SLURM_JOB_ID": "7"}
-    environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port), "OMP_NUM_THREADS": "1"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "train.py", *words, *(of_rank_1 if rank else ())],
-            cwd=ROOT,
-            env={**environment, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(tasks)
-    ]
-    ended = [(process, *process.communicate(timeout=120)) for process in started]
-    return [subprocess.CompletedProcess([], process.returncode, out, err) for process, out, err in ended]
+def tasks_of_slurm() -> list[dict[str, str]]:
+    """The variables that two tasks of ``srun`` get, on one host."""
+    step = {"SLURM_STEP_NODELIST": "here", "SLURM_STEP_NUM_TASKS": "2", "SLURM_JOB_ID": "7"}
+    step |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "OMP_NUM_THREADS": "1"}
+    return [{**step, "SLURM_PROCID": str(rank), "SLURM_LOCALID": str(rank)} for rank in range(2)]
+
+
+def refused_by_srun(words: tuple[str, ...], folder: Path, *of_rank_1: str) -> list[str]:
+    """What both tasks print to standard error that refuse a command line; rank 1 may be given more."""
+    with ExitStack() as stack:
+        runs = [
+            stack.enter_context(
+                background_run(
+                    *words,
+                    *(of_rank_1 if rank else ()),
+                    folder=folder / f"rank-{rank}",
+                    before=partial(os.environ.update, task),
+                )
+            )
+            for rank, task in enumerate(tasks_of_slurm())
+        ]
+        assert [run.wait() for run in runs] == [2, 2]
+        return [run.stderr for run in runs]
 
 
 @pytest.mark.slow
 def test_srun(tmp_path: Path) -> None:
-    first, second = srun(("training.max_steps=2", "logger=none", f"output_dir={tmp_path}"))
+    """As typed, in fresh interpreters."""
+    environment = {name: value for name, value in os.environ.items() if name not in STARTED_BY}
+    started = [
+        subprocess.Popen(
+            [sys.executable, "train.py", "training.max_steps=2", "logger=none", f"output_dir={tmp_path}"],
+            cwd=ROOT,
+            env={**environment, **task},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for task in tasks_of_slurm()
+    ]
+    ended = [(process, *process.communicate(timeout=120)) for process in started]
+    first, second = (subprocess.CompletedProcess([], process.returncode, out, err) for process, out, err in ended)
     assert first.returncode == second.returncode == 0, (first.stderr, second.stderr)
     check_folder(only_run(tmp_path))
     assert "results: " in first.stdout
@@ -220,20 +239,17 @@ def test_srun(tmp_path: Path) -> None:
 def test_srun_with_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     """Rank 0 finds out, and all ranks say so at once."""
     (tmp_path / "file").touch()
-    for done in srun(("training.max_steps=2", "logger=none", f"output_dir={tmp_path / 'file'}")):
-        assert done.returncode == 2
-        assert done.stderr.count("\n") == 1
-        assert done.stderr.startswith("error: ")
+    for said in refused_by_srun(("training.max_steps=2", f"output_dir={tmp_path / 'file'}"), tmp_path):
+        assert said.count("\n") == 1
+        assert said.startswith("error: ")
 
 
 @pytest.mark.slow
 def test_srun_with_another_command_on_another_node(tmp_path: Path) -> None:
     """All say so at once, and no folder is left."""
-    words = ("logger=none", "training.log_every=2", f"output_dir={tmp_path / 'out'}")
-    for done in srun(words, "training.log_every=3"):
-        assert done.returncode == 2
-        said = "rank 1 has training.log_every=3, rank 0 has training.log_every=2; all workers need the same value"
-        assert done.stderr == f"error: {said}\n"
+    words = ("training.log_every=2", f"output_dir={tmp_path / 'out'}")
+    expected = "rank 1 has training.log_every=3, rank 0 has training.log_every=2; all workers need the same value"
+    assert refused_by_srun(words, tmp_path, "training.log_every=3") == [f"error: {expected}\n"] * 2
     assert not (tmp_path / "out").exists()
 
 

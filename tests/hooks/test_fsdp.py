@@ -273,10 +273,13 @@ def set_all_reduce(model: Any, last: bool) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("clip_norm", "passes", "accumulate"),
-    [(None, 1, set_gradient_sync), (0.5, 2, set_gradient_sync), (0.5, 2, set_all_reduce)],
+    ("name", "clip_norm", "passes", "accumulate"),
+    [
+        *((name, 0.5, 2, set_gradient_sync) for name in (*OPTIMIZERS, "compute_visible")),
+        *((name, None, 1, set_gradient_sync) for name in ("adamw", "compute_visible")),
+        ("nesterov", 0.5, 2, set_all_reduce),
+    ],
 )
-@pytest.mark.parametrize("name", [*OPTIMIZERS, "compute_visible"])
 def test_nodes_update_like_unsharded_workers(
     name: str, clip_norm: float | None, passes: int, accumulate: Callable[[Any, bool], None]
 ) -> None:

@@ -38,11 +38,12 @@ from tests.support.harness import (
 from tests.support.quick import some_quick
 
 # All up to 16, and more; those that take long and are like others are left to the slow tests.
-WORKERS = [
-    *(1, 2, 3, 4, 6, 7, 14),
-    *(pytest.param(count, marks=pytest.mark.slow) for count in (5, 8, 9, 10, 11, 12, 13, 15, 16, 24, 32)),
-]
+QUICK, SLOW = (1, 2, 3, 4, 6, 7, 14), (5, 8, 9, 10, 11, 12, 13, 15, 16, 24, 32)
+WORKERS = [*QUICK, *(pytest.param(count, marks=pytest.mark.slow) for count in SLOW)]
 DTYPES = [torch.float32, torch.float64]
+SLOW_WITH_DTYPE = [
+    pytest.param(count, DTYPES[(place + 1) % 2], marks=pytest.mark.slow) for place, count in enumerate(SLOW)
+]
 
 
 def random_gradients(workers: int, length: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
@@ -57,8 +58,9 @@ def random_gradients(workers: int, length: int, dtype: torch.dtype, seed: int) -
     return gradients
 
 
-@pytest.mark.parametrize("dtype", some_quick(DTYPES, 2), ids=str)
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(
+    ("workers", "dtype"), [*((count, torch.float32) for count in QUICK), *SLOW_WITH_DTYPE], ids=str
+)
 def test_replicas_are_bit_identical_and_mass_is_conserved(workers: int, dtype: torch.dtype) -> None:
     """Laws 1 and 2, at every team size and both gathers, over steps in which h adapts."""
     length, density = 61 + 5 * workers, 0.1
@@ -187,8 +189,7 @@ def test_any_shape_and_any_values(
         assert all(same_bits(gradient, copy) for gradient, copy in zip(gradients, copies, strict=True))
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("workers", WORKERS)
+@pytest.mark.parametrize(("workers", "dtype"), [*itertools.product(QUICK, DTYPES), *SLOW_WITH_DTYPE], ids=str)
 def test_density_one_is_the_dense_average(workers: int, dtype: torch.dtype) -> None:
     """Law 3."""
     length = 3 * workers + 1
@@ -201,8 +202,13 @@ def test_density_one_is_the_dense_average(workers: int, dtype: torch.dtype) -> N
         torch.testing.assert_close(to_dense(average), expected, msg=str(method))
 
 
-@pytest.mark.parametrize("workers", [1, 2, 3, 4, *(pytest.param(count, marks=pytest.mark.slow) for count in (7, 8))])
-@pytest.mark.parametrize("length", some_quick([0, 1, 2, 5], 2))
+@pytest.mark.parametrize(
+    ("workers", "length"),
+    [
+        *itertools.product((1, 2, 3, 4), (0, 2)),
+        *(pytest.param(*each, marks=pytest.mark.slow) for each in ((2, 5), (3, 1), (4, 5), (7, 1), (7, 5), (8, 2))),
+    ],
+)
 def test_fewer_elements_than_workers(workers: int, length: int) -> None:
     """Law 4: every legal combination runs, and keeps at most what there is."""
     gradients = [torch.full((length,), rank + 1.0, dtype=torch.float64) for rank in range(workers)]

@@ -27,6 +27,7 @@ from spardl.vector.layout import Layout
 
 # The only device type that needs no driver, and that torch indexes without one.
 DEVICE = torch.device("meta")
+CPU = torch.device("cpu")
 
 # Sizes of the results of these operations depend on values.
 _SIZED_BY_VALUES = {"nonzero", "masked_select", "_unique2", "unique_dim", "unique_consecutive", "bincount"}
@@ -351,44 +352,44 @@ def _received(
 def steps_of(
     method: Method,
     layout: Layout,
-    device: torch.device | str,
+    devices: Sequence[torch.device],
     dtype: torch.dtype,
     steps: int,
     change: Callable[[int, int, Tensor], None],
-    workers: int = 4,
 ) -> tuple[list[Tensor], list[MethodState]]:
     """Runs some steps; returns the averages of all steps and workers, in host memory, and the states.
 
     Args:
         method: method to run.
         layout: layout of the gradient.
-        device: ``DEVICE``, inside ``emulated``, or the CPU.
+        devices: of each worker: ``DEVICE``, inside ``emulated``, or ``CPU``.
         dtype: dtype of the gradients.
         steps: number of steps.
         change: called with the step, the rank and the gradient in host memory, which it may change.
-        workers: number of workers.
     """
-    states, averages, idle = _states(method, layout, device, dtype, workers), list[Tensor](), Meter()
+    states, averages, idle = _states(method, layout, devices, dtype), list[Tensor](), Meter()
     for step in range(steps):
-        gradients = gradients_of(layout, workers, step, dtype)
+        gradients = gradients_of(layout, len(devices), step, dtype)
         for rank, gradient in enumerate(gradients):
             change(step, rank, gradient)
-        placed = gradients if device == "cpu" else list(map(on_device, gradients))
-        averages += [on_host(each).clone() for each in synchronize(method, states, placed, [idle] * workers)]
+        placed = list(map(_placed, gradients, devices))
+        averages += [on_host(each).clone() for each in synchronize(method, states, placed, [idle] * len(devices))]
     return averages, states
 
 
-def _states(
-    method: Method, layout: Layout, device: torch.device | str, dtype: torch.dtype, workers: int
-) -> list[MethodState]:
-    return [method.init_state(layout, dtype, device) for _ in range(workers)]
+def _states(method: Method, layout: Layout, devices: Sequence[torch.device], dtype: torch.dtype) -> list[MethodState]:
+    return [method.init_state(layout, dtype, device) for device in devices]
+
+
+def _placed(gradient: Tensor, device: torch.device) -> Tensor:
+    return gradient if device == CPU else on_device(gradient)
 
 
 def measured(
     method: Method,
     layout: Layout,
     *,
-    workers: int = 4,
+    devices: Sequence[torch.device] = (DEVICE,) * 4,
     warm: int = 4,
     steps: int = 2,
     emulation: Callable[[Meter], AbstractContextManager[None]] = emulated,
@@ -398,7 +399,7 @@ def measured(
     Args:
         method: method to run.
         layout: layout of the gradient.
-        workers: number of workers.
+        devices: of each worker: ``DEVICE`` or ``CPU``.
         warm: number of steps before the measured ones.
         steps: number of measured steps.
         emulation: ``emulated`` or ``emulated_with_triton``.
@@ -409,11 +410,11 @@ def measured(
     # Only one worker is counted: the others have a meter that the modes do not know.
     shared, idle, meters = Meter(), Meter(), []
     with emulation(shared):
-        states = _states(method, layout, DEVICE, torch.float32, workers)
+        states = _states(method, layout, devices, torch.float32)
         for step in range(warm + steps):
             shared.launches, shared.reads, shared.operations = Counter(), Counter(), []
-            gradients = list(map(on_device, gradients_of(layout, workers, step)))
-            synchronize(method, states, gradients, [shared, *[idle] * (workers - 1)])
+            gradients = list(map(_placed, gradients_of(layout, len(devices), step), devices))
+            synchronize(method, states, gradients, [shared, *[idle] * (len(devices) - 1)])
             if step >= warm:
                 meter = Meter()
                 meter.launches, meter.reads, meter.operations = shared.launches, shared.reads, shared.operations

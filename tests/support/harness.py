@@ -125,7 +125,8 @@ def representatives(workers: int, density: float) -> list[Method]:
     every, ways = compressors(density), communicators(workers)
     pairs = [(next(c for c in every if c.output in way.sums), way) for way in ways]
     pairs += [(compressor, next(w for w in ways if compressor.output in w.sums)) for compressor in every]
-    return [Method(compressor, way, best_residual(compressor)) for compressor, way in pairs]
+    methods = [Method(compressor, way, best_residual(compressor)) for compressor, way in pairs]
+    return [method for place, method in enumerate(methods) if method not in methods[:place]]
 
 
 def conserves(method: Method) -> bool:

@@ -6,7 +6,6 @@ import random
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -55,6 +54,15 @@ TILE, GROUP = 4096, 8
 def call() -> Iterator[Call]:
     with worker() as function:
         yield function
+
+
+@pytest.fixture(scope="module")
+def compiling(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Call]:
+    """Calls functions in a process where Triton compiles, and finds nothing that was compiled before."""
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setenv("TRITON_CACHE_DIR", str(tmp_path_factory.mktemp("triton")))
+        with worker(interpreted=False) as function:
+            yield function
 
 
 def reference(
@@ -191,18 +199,14 @@ def test_positions_that_do_not_fit_in_32_bits(call: Call) -> None:
     ("kind", "wide", "has_gradient", "integer"),
     [
         ("bf16", "fp32", True, "i64"),
-        pytest.param("fp32", "fp32", True, "i32", marks=pytest.mark.slow),
-        pytest.param("fp64", "fp64", True, "i32", marks=pytest.mark.slow),
-        pytest.param("fp32", "fp32", False, "i32", marks=pytest.mark.slow),
+        ("fp32", "fp32", True, "i32"),
+        ("fp64", "fp64", True, "i32"),
+        ("fp32", "fp32", False, "i32"),
     ],
 )
-def test_compiles_for_a_gpu_as_meant(
-    kind: str, wide: str, has_gradient: bool, integer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_compiles_for_a_gpu_as_meant(compiling: Call, kind: str, wide: str, has_gradient: bool, integer: str) -> None:
     """Interpreters run what compilers refuse. Loads and stores of whole tiles are 16 bytes wide; nothing is flushed."""
-    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
-    with worker(interpreted=False) as call:
-        texts = call(compile_for_hopper, kind, wide, has_gradient, integer)
+    texts = compiling(compile_for_hopper, kind, wide, has_gradient, integer)
     assert texts.keys() == {"_add_tile", "_count_below", "_list_group"}
     text = texts["_add_tile"]
     assert any(f"ld.global.{shape}" in text for shape in ("v4.b32", "v2.b64"))
@@ -230,24 +234,28 @@ def test_chunks_are_scanned_together(call: Call, dtype: torch.dtype) -> None:
 TYPES = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 
-def written_and_read(triton: bool, vector: SparseVector, slot: Slot, messages: Tensor, full: bool) -> list[Tensor]:
-    """Message and indices of a vector, and what three messages are decoded to, in host memory."""
+def written_and_read(
+    triton: bool, vector: SparseVector, slot: Slot, readings: Sequence[tuple[Tensor, bool]]
+) -> list[Tensor]:
+    """Message and indices of a vector, and what three messages are decoded to in each reading, in host memory."""
     emulation, dtype = emulated_with_triton if triton else emulated, vector.values.dtype
     with emulation(meter := Meter()):
         own = SparseVector(on_device(vector.indices), on_device(vector.values), vector.length)
-        placed = on_device(messages)
+        placed = [(on_device(messages), full) for messages, full in readings]
         meter.section = "here"
         results = [pack(own, slot, dtype), pack_indices(own.indices, slot)]
-        opened = unpack_all(placed, [slot] * 3, dtype, dtype, full=full)
-    if triton and full:
-        # One more than the kernels if the table of the slots is not on the device yet.
-        assert meter.totals <= (4, 0), meter.launches
-    return [on_host(each).clone() for each in (*results, opened.indices, opened.values)]
+        for number, (messages, full) in enumerate(placed):
+            opened = unpack_all(messages, [slot] * 3, dtype, dtype, full=full)
+            results += [opened.indices, opened.values]
+            if triton and full:
+                # One more than the kernels if the table of the slots is not on the device yet.
+                assert meter.totals <= (4 + number, 0), meter.launches
+    return [on_host(each).clone() for each in results]
 
 
 def cases(seed: int) -> Iterator[tuple[SparseVector, Slot]]:
     draw = random.Random(seed)
-    for _ in range(60):
+    for _ in range(20):
         length = draw.choice([1, 5, 40, 300, 5000, 2**17 + 3, 2**40])
         count = draw.randint(0, min(length, draw.choice([3, 80, 1500])))
         indices = sorted({draw.randrange(length) for _ in range(count)})
@@ -262,16 +270,15 @@ def test_messages_have_the_bytes_of_torch(call: Call, seed: int) -> None:
         message = pack(vector, slot, vector.values.dtype)
         noise = torch.randint(0, 256, message.shape, dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
         full = slot.capacity == len(vector)
-        for arguments in ((torch.cat([message] * 3), full), (torch.cat([noise, message, noise]), True)):
-            results, wanted = (call(written_and_read, triton, vector, slot, *arguments) for triton in (True, False))
-            for one, other in zip(results, wanted, strict=True):
-                assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), (slot, vector.values.dtype)
+        readings = (torch.cat([noise, message, noise]), True), (torch.cat([message] * 3), full)
+        results, wanted = (call(written_and_read, triton, vector, slot, readings) for triton in (True, False))
+        for one, other in zip(results, wanted, strict=True):
+            assert torch.equal(one.view(torch.uint8), other.view(torch.uint8)), (slot, vector.values.dtype)
 
 
 @pytest.mark.parametrize(("raw", "integer", "full"), [("i32", "i32", True), ("i16", "i64", False)])
-def test_the_codec_compiles_for_hopper(raw: str, integer: str, full: bool) -> None:
-    with worker(interpreted=False) as call:
-        texts = call(compile_codec_for_hopper, raw, integer, full)
+def test_the_codec_compiles_for_hopper(compiling: Call, raw: str, integer: str, full: bool) -> None:
+    texts = compiling(compile_codec_for_hopper, raw, integer, full)
     assert texts.keys() == {"_encode", "_decode"}
 
 
@@ -335,9 +342,8 @@ def test_levels_have_the_bits_of_torch(call: Call, bits: int, leave: bool, add: 
 
 
 @pytest.mark.parametrize(("kind", "bits"), [("fp32", 8), ("fp32", 4), ("bf16", 8), ("fp16", 2)])
-def test_kernels_of_entries_compile_for_hopper(kind: str, bits: int) -> None:
-    with worker(interpreted=False) as call:
-        texts = call(compile_rest_for_hopper, kind, bits)
+def test_kernels_of_entries_compile_for_hopper(compiling: Call, kind: str, bits: int) -> None:
+    texts = compiling(compile_rest_for_hopper, kind, bits)
     assert len(texts) == (11 if kind == "fp32" else 8)
     assert not any(".ftz" in text or "div.full" in text or "div.approx" in text for text in texts.values())
 
@@ -383,8 +389,15 @@ def select_for_steps(length: int, number: int, dtype: torch.dtype, seed: int) ->
     return meter.totals[1]
 
 
-@pytest.mark.parametrize("dtype", GPU_SELECT_DTYPES, ids=str)
-@pytest.mark.parametrize(("length", "number"), [(70, 3), (5000, 1), (9000, 5)])
+@pytest.mark.parametrize(
+    ("length", "number", "dtype"),
+    [
+        *((70, 3, dtype) for dtype in GPU_SELECT_DTYPES),
+        *((5000, 1, dtype) for dtype in (torch.float32, torch.float16)),
+        (9000, 5, torch.bfloat16),
+    ],
+    ids=str,
+)
 def test_selection_is_exact_in_every_step(call: Call, length: int, number: int, dtype: torch.dtype) -> None:
     assert call(select_for_steps, length, number, dtype, length + number) == 0
 
@@ -453,7 +466,7 @@ def select_with_many_budgets() -> None:
         placed, zeros = on_device(values), on_device(torch.zeros(400))
         finder = finder_for(placed)
         assert isinstance(finder, UnreadFinder)
-        for k in range(40, 0, -1):
+        for k in range(20, 0, -1):
             parts = [Range(0, 200, k), Range(200, 400, 1)]
             finder.add(placed, zeros, NOTHING)
             assert on_host(finder.largest(placed, parts, []).positions).tolist() == exact(values, parts)
@@ -463,8 +476,7 @@ def select_with_many_budgets() -> None:
 @pytest.mark.parametrize(
     ("kind", "flags", "integer"), [("fp32", True, "i32"), ("bf16", False, "i64"), ("fp16", True, "i32")]
 )
-def test_the_selection_compiles_for_hopper(kind: str, flags: bool, integer: str) -> None:
-    with worker(interpreted=False) as call:
-        texts = call(compile_selection_for_hopper, kind, flags, integer)
+def test_the_selection_compiles_for_hopper(compiling: Call, kind: str, flags: bool, integer: str) -> None:
+    texts = compiling(compile_selection_for_hopper, kind, flags, integer)
     assert {"_add", "_mark", "_select"} <= texts.keys()
     assert not any(".ftz" in text or "fma." in text for text in texts.values())

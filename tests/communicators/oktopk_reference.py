@@ -126,14 +126,14 @@ class Reference:
         self.threshold = min(abs(sums[i]) for i in order) if len(order) == k else 0.0
         return {i: sums[i] for i in order}
 
-    def _fitting(self, sums: dict[int, float], room: int) -> dict[int, float]:
-        """Of each region its largest sums, as large a share of the room as of all sums, and not less than that."""
-        if len(sums) <= room:
+    def _fitting(self, sums: dict[int, float], budget: int) -> dict[int, float]:
+        """Of each region its largest sums, as large a share of the budget as of all sums, and not less than that."""
+        if len(sums) <= budget:
             return sums
         fitting: dict[int, float] = {}
         for start, stop in pairwise(self.borders):
             inside = {i: value for i, value in sums.items() if start <= i < stop}
-            share = math.ceil(Fraction(room * len(inside), len(sums)))
+            share = math.ceil(Fraction(budget * len(inside), len(sums)))
             fitting |= {i: inside[i] for i in largest(inside, share)}
         return fitting
 

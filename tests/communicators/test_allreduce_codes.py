@@ -122,13 +122,13 @@ def test_average_is_written_into_given_memory() -> None:
     benches = [Bench.build(method, 3, 50, torch.float32) for _ in range(2)]
     for _ in range(3):
         elsewhere = benches[0].step(gradients)
-        rooms = [gradient.clone() for gradient in gradients]
-        for gradient, state in zip(rooms, benches[1].states, strict=True):
+        outputs = [gradient.clone() for gradient in gradients]
+        for gradient, state in zip(outputs, benches[1].states, strict=True):
             method.accumulate(gradient, state)
         workers = benches[1].cluster.local_workers
-        programs = [method.average(*each) for each in zip(workers, benches[1].states, rooms, strict=True)]
-        assert all(found is room for found, room in zip(benches[1].cluster.run(programs), rooms, strict=True))
-        assert all(same_bits(*pair) for pair in zip(rooms, elsewhere, strict=True))
+        programs = [method.average(*each) for each in zip(workers, benches[1].states, outputs, strict=True)]
+        assert all(found is output for found, output in zip(benches[1].cluster.run(programs), outputs, strict=True))
+        assert all(same_bits(*pair) for pair in zip(outputs, elsewhere, strict=True))
     for one, other in zip(*(bench.states for bench in benches), strict=True):
         assert same_bits(one.memory, other.memory)
 

@@ -88,7 +88,7 @@ def check(made: Any, found: Sequence[Any]) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_all_claims_find_their_figures(tmp_path: Path) -> None:
-    """Likewise: names of tables, rows and columns, and what counts hold."""
+    """Names of tables, rows and columns, and what counts hold."""
     known = known_with_seeds()
     work = {job for each in CLAIMS for job in known[each.exhibit].jobs("smoke")}
     results = base.Results(tmp_path, {job: done(job) for job in work})

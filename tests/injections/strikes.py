@@ -63,15 +63,15 @@ def await_the_death(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
 
 
 def fill_the_disk(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
-    """Leaves less room than a checkpoint needs; takes what becomes free when old ones go, too."""
+    """Leaves less space than a checkpoint needs; takes what becomes free when old ones go."""
     whole = sum(path.stat().st_size for path in list_checkpoints(scene.finished / "checkpoints")[-1].iterdir())
-    room = int(scene.draw.choice([0.0, scene.draw.random()]) * 0.9 * whole)
+    space = int(scene.draw.choice([0.0, scene.draw.random()]) * 0.9 * whole)
     scene.gate.touch()
     with filler(scene).open("wb") as file:
         until = time.monotonic() + LONG
         while not runs[0].ended() and time.monotonic() < until:
             disk = os.statvfs(scene.outputs)
-            free = disk.f_bavail * disk.f_frsize - room
+            free = disk.f_bavail * disk.f_frsize - space
             with contextlib.suppress(OSError):  # the run was faster
                 os.posix_fallocate(file.fileno(), os.fstat(file.fileno()).st_size, max(1, free))
             time.sleep(0.02)

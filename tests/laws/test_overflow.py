@@ -52,7 +52,7 @@ def carried(bench: Bench) -> list[Tensor]:
     return memories + [state.moments.velocity for state in bench.states]
 
 
-def storm(workers: int, length: int, dtype: torch.dtype, strength: float, seed: int) -> list[Tensor]:
+def huge_gradients(workers: int, length: int, dtype: torch.dtype, strength: float, seed: int) -> list[Tensor]:
     """Finite gradients near the largest number, most of them of one sign."""
     source = torch.Generator().manual_seed(seed)
     sizes = strength * torch.rand(workers, length, generator=source, dtype=torch.float64)
@@ -60,7 +60,7 @@ def storm(workers: int, length: int, dtype: torch.dtype, strength: float, seed: 
     return list((sizes * signs * torch.finfo(dtype).max).to(dtype))
 
 
-def calm(workers: int, length: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
+def usual_gradients(workers: int, length: int, dtype: torch.dtype, seed: int) -> list[Tensor]:
     source = torch.Generator().manual_seed(seed)
     return list(torch.randn(workers, length, generator=source).to(dtype))
 
@@ -75,21 +75,21 @@ def calm(workers: int, length: int, dtype: torch.dtype, seed: int) -> list[Tenso
     seed=st.integers(0, 2**20),
 )
 @hypothesis_settings(max_examples=40, phases=[Phase.explicit, Phase.generate])
-def test_a_storm_of_huge_gradients_leaves_nothing_infinite(
+def test_huge_gradients_leave_nothing_infinite(
     data: st.DataObject, workers: int, length: int, dtype: torch.dtype, strength: float, kernels: str, seed: int
 ) -> None:
     method = data.draw(st.sampled_from(carrying_methods(workers)))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SPARDL_KERNELS", kernels)
-        weather(Bench.build(method, workers, length, dtype), length, dtype, strength, seed)
+        check_steps(Bench.build(method, workers, length, dtype), length, dtype, strength, seed)
 
 
-def weather(bench: Bench, length: int, dtype: torch.dtype, strength: float, seed: int, steps: int = 4) -> None:
-    """A storm, then some calm steps."""
+def check_steps(bench: Bench, length: int, dtype: torch.dtype, strength: float, seed: int, steps: int = 4) -> None:
+    """Steps with huge gradients, then as many with usual ones."""
     workers = len(bench.states)
     for step in range(2 * steps):
-        fierce = step < steps
-        make = partial(storm, strength=strength) if fierce else calm
+        huge = step < steps
+        make = partial(huge_gradients, strength=strength) if huge else usual_gradients
         gradients = make(workers, length, dtype, seed=seed + step)
         before = [state.refused for state in bench.states]
         pairs = list(zip(bench.states, gradients, strict=True))
@@ -127,9 +127,9 @@ def overflows(method: Method, state: MethodState, gradient: Tensor) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("workers", "dtype"), [(1, torch.float16), (3, torch.bfloat16), (4, torch.float16)], ids=str)
-def test_all_methods_weather_storms(workers: int, dtype: torch.dtype) -> None:
+def test_no_method_keeps_infinities_of_huge_gradients(workers: int, dtype: torch.dtype) -> None:
     for method, strength in itertools.product(carrying_methods(workers), (0.3, 1.0)):
-        weather(Bench.build(method, workers, 60, dtype), 60, dtype, strength, seed=workers, steps=2)
+        check_steps(Bench.build(method, workers, 60, dtype), 60, dtype, strength, seed=workers, steps=2)
 
 
 def test_gradients_that_add_up_to_too_much() -> None:
@@ -142,7 +142,7 @@ def test_gradients_that_add_up_to_too_much() -> None:
         assert 3 <= bench.states[0].refused <= 4
         before = bench.states[1].refused
         for seed in range(4):
-            averages = bench.step(calm(2, 1000, torch.float16, seed))
+            averages = bench.step(usual_gradients(2, 1000, torch.float16, seed))
             assert bool(to_dense(averages[0]).isfinite().all())
         assert bench.states[1].refused == before
 
@@ -155,9 +155,9 @@ def test_usual_steps_do_not_look_for_overflows(momentum: Momentum, monkeypatch: 
     for method in (topka(0.1), spardl(0.1), Method(RandomK(0.1), Dense(), LocalResidual())):
         bench = Bench.build(replace(method, momentum=momentum), 3, 200, torch.float32)
         for step in range(20):
-            bench.step(calm(3, 200, torch.float32, step))
+            bench.step(usual_gradients(3, 200, torch.float32, step))
         assert not looked
-        bench.step(storm(3, 200, torch.float32, 1.0, seed=0))
+        bench.step(huge_gradients(3, 200, torch.float32, 1.0, seed=0))
         assert looked
         looked.clear()
 

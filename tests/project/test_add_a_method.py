@@ -125,7 +125,7 @@ def test_all_that_walks_over_methods_takes_them(copy: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_examples_are_in_the_house_s_style(copy: Path) -> None:
+def test_the_examples_follow_the_style_of_the_library(copy: Path) -> None:
     files = [name for name in files_of_the_page() if name.endswith(".py")]
     run(copy, "python", "-m", "ruff", "check", *files)
     run(copy, "python", "-m", "ruff", "format", "--check", *files)

@@ -32,8 +32,8 @@ def test_files_functions_and_classes_stay_short(path: Path) -> None:
             assert sum(isinstance(item, ast.FunctionDef) for item in node.body) <= MAX_CLASS_METHODS, node.name
 
 
-# From the ground up: a room knows those before it.
-ROOMS = (
+# From the lowest to the highest: a package imports only itself and those before it.
+PACKAGES = (
     *("basics", "vector", "protocol", "compressors", "communicators", "method", "clusters", "schedules"),
     *("hooks", "diagnostics"),
 )
@@ -55,19 +55,19 @@ def imports() -> dict[str, set[str]]:
     return found
 
 
-def test_the_house_has_few_rooms_each_with_its_sentence() -> None:
+def test_the_library_has_few_packages_each_with_a_docstring() -> None:
     entries = {path.name for path in (ROOT / "spardl").iterdir() if path.name != "__pycache__"}
-    assert entries == {*ROOMS, "__init__.py", "py.typed"}
+    assert entries == {*PACKAGES, "__init__.py", "py.typed"}
     assert len(entries) <= 13
-    for room in ROOMS:
-        assert ast.get_docstring(ast.parse((ROOT / "spardl" / room / "__init__.py").read_text())), room
+    for package in PACKAGES:
+        assert ast.get_docstring(ast.parse((ROOT / "spardl" / package / "__init__.py").read_text())), package
 
 
 def test_a_package_imports_only_lower_ones() -> None:
     for module, known in imports().items():
         for other in known if module != "spardl" else ():
             assert other != "spardl", module
-            here, there = (ROOMS.index(name.split(".")[1]) for name in (module, other))
+            here, there = (PACKAGES.index(name.split(".")[1]) for name in (module, other))
             assert there <= here, f"{module} imports {other}"
 
 

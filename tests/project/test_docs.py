@@ -92,7 +92,7 @@ def test_commands_run(
     monkeypatch.chdir(ROOT)
     words = shlex.split(command)
     if "--help" not in words:
-        # Real data are not at hand everywhere, and published experiments are large.
+        # Real data are not available everywhere, and published experiments are large.
         words += ["scale.stand_in=true", *(["scale=smoke"] if "experiment=" in command and "/" in command else [])]
         words += ["training.max_steps=1", "training.eval_examples=8", "logger=none", f"output_dir={tmp_path}"]
         # Any list makes a sweep; of seeds, two do as three.

@@ -235,7 +235,7 @@ def test_sleeping_model_matches_its_profile(tmp_path: Path) -> None:
     found = measure(
         job.model, lambda: job.loss(job.model, job.data), optimizer, name="three", batch=1, passes=2, warmup=0
     )
-    # Nobody wakes up too early.
+    # No wait ends before its time.
     expected = sorted(PROFILE.scaled(0.048).layers, key=lambda layer: layer.needed)
     for ours, theirs in zip(found.layers, expected, strict=True):
         assert ours.needed >= theirs.needed - 1e-4

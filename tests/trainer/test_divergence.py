@@ -61,7 +61,7 @@ def test_what_a_diverged_run_advises_works(tmp_path: Path, capfd: pytest.Capture
     assert sorted(path.name for path in diverged.rglob("*")) == before
     (branch,) = (path for path in tmp_path.iterdir() if path != diverged and not path.name.startswith("."))
     assert (summary(branch)["status"], summary(branch)["steps"]) == ("finished", 8)
-    # From here on it is a run of its own: it goes on without the one that it came from.
+    # From here on it is a separate run: it continues without the run that it started from.
     shutil.rmtree(diverged)
     whole = results(branch)
     shutil.rmtree(branch / "checkpoints" / "step-00000008")

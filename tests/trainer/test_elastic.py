@@ -1,4 +1,4 @@
-"""Runs that go on with another number of workers."""
+"""Runs that continue with another number of workers."""
 
 from __future__ import annotations
 

@@ -93,7 +93,7 @@ def test_a_checkpoint_that_does_not_fit(
 
 @pytest.mark.slow
 def test_not_one_block_is_free(tmp_path: Path) -> None:
-    """There is room for the summary all the same: it was kept since the beginning."""
+    """The summary still fits: its space was reserved at the start."""
     with a_small_disk(tmp_path / "disk"):
         outputs = tmp_path / "disk" / "out"
         words = (*RUN, "training.max_steps=100000", "training.checkpoint_every=50", f"output_dir={outputs}")

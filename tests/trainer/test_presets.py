@@ -33,7 +33,7 @@ PUBLISHED = {
     "dear/bert_base": 110_111_042,
     "dear/bert_large": 336_232_258,
 }
-# What has to be in SPARDL_DATA for the real data of a preset; those without need none, or are not at hand.
+# Folders of SPARDL_DATA that the real data of a preset need. Other presets need none, or their data are not available.
 FOLDERS = {
     "spardl/vgg16_cifar10": ("cifar-10-batches-py",),
     "spardl/vgg11_house": ("houses-64",),
@@ -46,7 +46,7 @@ FOLDERS = {
     "sketch_fusion/resnet20_cifar10": ("cifar-10-batches-py",),
     "sketch_fusion/vgg16_cifar10": ("cifar-10-batches-py",),
 }
-# Wikipedia itself is not at hand; some of its articles are.
+# Wikipedia itself is not available; some of its articles are.
 ARTICLES = ("dataset=wikitext2_articles",)
 INSTEAD = {"spardl/bert_wikipedia": ARTICLES, "oktopk/bert": ARTICLES}
 FOLDERS |= dict.fromkeys(INSTEAD, ("wikitext-2", "bert-base-uncased"))

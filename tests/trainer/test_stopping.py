@@ -1,4 +1,4 @@
-"""Runs that a signal asks to stop: they save, leave together, and go on as if nothing had been."""
+"""Runs that a signal asks to stop: they save, end together, and continue to the same bits."""
 
 from __future__ import annotations
 

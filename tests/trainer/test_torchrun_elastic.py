@@ -1,4 +1,4 @@
-"""A node of torchrun's that dies, and one that joins: training goes on with those that are there."""
+"""A node of torchrun dies, another joins: training continues with the nodes that are present."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that diverge: they end with the way out, and with every checkpoint fit to go on from."""
+"""Runs that diverge: they end with advice, and every checkpoint can be resumed."""
 
 from __future__ import annotations
 

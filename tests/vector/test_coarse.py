@@ -59,8 +59,8 @@ def sparse(values: Tensor, length: int, seed: int = 0) -> SparseVector:
 def test_what_arrives_is_what_was_rounded(count: int, dtype: torch.dtype, bits: int) -> None:
     form, length = Coarse(dtype, CoarseValues(bits)), 5 * count + 9
     vector = sparse(CoarseValues(bits).rounded(drawn(count, dtype)), length)
-    for room in (count, count + 3, count + 2 * CHUNK):
-        assert same_bits(there_and_back(form, vector, Slot(room, length)), vector)
+    for capacity in (count, count + 3, count + 2 * CHUNK):
+        assert same_bits(there_and_back(form, vector, Slot(capacity, length)), vector)
 
 
 @pytest.mark.parametrize("bits", BITS)

@@ -36,11 +36,11 @@ def loaded(draw: st.DrawFn, dtype: torch.dtype, lengths: st.SearchStrategy[int] 
     dense = length <= 300 and draw(st.booleans())
     places = st.integers(0, length - 1)
     indices = list(range(length)) if dense else sorted(draw(st.sets(places, max_size=80)))
-    room = draw(st.integers(0, min(20, length - len(indices))))
+    spare = draw(st.integers(0, min(20, length - len(indices))))
     numbers = st.floats(width=16) | st.sampled_from([0.0, -0.0, float("inf"), float("-inf"), float("nan")])
     values = draw(st.lists(numbers, min_size=len(indices), max_size=len(indices)))
     vector = SparseVector(torch.tensor(indices, dtype=torch.int64), torch.tensor(values, dtype=dtype), length)
-    return vector, Slot(len(indices) + room, length, draw(st.sampled_from([1, 4])))
+    return vector, Slot(len(indices) + spare, length, draw(st.sampled_from([1, 4])))
 
 
 def assert_same(one: SparseVector, other: SparseVector) -> None:
@@ -54,7 +54,7 @@ def assert_same(one: SparseVector, other: SparseVector) -> None:
 @pytest.mark.parametrize("name", PATHS)
 @given(st.data(), DTYPES, st.integers(0, 9))
 def test_round_trip_at_any_offset(name: str, data: st.DataObject, dtype: torch.dtype, offset: int) -> None:
-    """Also where a message is cut out of a longer one at an odd byte, and with room to spare."""
+    """Also where a message is cut out of a longer one at an odd byte, and with unused capacity."""
     vector, slot = data.draw(loaded(dtype))
     with path(name):
         message = pack(vector, slot, dtype)
@@ -66,7 +66,7 @@ def test_round_trip_at_any_offset(name: str, data: st.DataObject, dtype: torch.d
 
 @pytest.mark.parametrize("name", PATHS)
 @given(st.data(), st.integers(0, 9))
-def test_a_buffer_is_written_and_nothing_beside_it(name: str, data: st.DataObject, offset: int) -> None:
+def test_a_buffer_is_written_and_no_byte_outside_it(name: str, data: st.DataObject, offset: int) -> None:
     vector, slot = data.draw(loaded(torch.bfloat16))
     with path(name):
         message = pack(vector, slot, torch.bfloat16)
@@ -196,7 +196,7 @@ def garble(change: Callable[[Tensor], object], data: st.DataObject) -> tuple[Ten
 @pytest.mark.parametrize("name", PATHS)
 @given(st.data(), st.integers(0, 255))
 def test_damage_leads_to_no_wrong_access(name: str, data: st.DataObject, byte: int) -> None:
-    """Too many bits, too few, any: as many entries as there is room for at most."""
+    """Too many bits, too few, any: at most as many entries as the capacity."""
     message, slot = garble(lambda code: code.fill_(byte), data)
     with path(name):
         found = unpack(message, slot, torch.float32, torch.float32)

@@ -165,9 +165,9 @@ def cases(draw: st.DrawFn, dtype: torch.dtype) -> Case:
     factor = draw(st.sampled_from([0.1, 0.9, 1.0, 1.5]))
     bounds = torch.tensor([factor * draw(st.sampled_from(levels)) for _ in pairs], dtype=torch.float64).to(dtype)
     bounds = bounds.clamp(torch.finfo(dtype).tiny, torch.finfo(dtype).max)
-    rooms = [draw(st.sampled_from([0, 3, 40, 500])) for _ in pairs]
+    capacities = [draw(st.sampled_from([0, 3, 40, 500])) for _ in pairs]
     table = np.array(pairs, np.int64).reshape(-1, 2)
-    ranges = ListingRanges(table[:, 0].copy(), table[:, 1].copy(), bounds, np.array(rooms, np.int64))
+    ranges = ListingRanges(table[:, 0].copy(), table[:, 1].copy(), bounds, np.array(capacities, np.int64))
     touched = []
     if length:
         for positions in draw(st.lists(st.sets(st.integers(0, length - 1), max_size=30), max_size=3)):
@@ -203,10 +203,10 @@ def run(finder: Finder, case: Case) -> tuple[Tensor, dict[tuple[int, int], int]]
 
 def check_counts(values: Tensor, ranges: ListingRanges, counts: list[int]) -> None:
     """Either all entries that reach the bound are listed, or the list is dropped."""
-    for start, stop, bound, room, count in zip(*ranges, counts, strict=True):
+    for start, stop, bound, capacity, count in zip(*ranges, counts, strict=True):
         reached = int((values[start:stop].abs() >= bound).sum())
         assert count in (-1, reached)
-        assert count >= 0 or reached > room
+        assert count >= 0 or reached > capacity
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -217,7 +217,7 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
     case = data.draw(cases(dtype))
     touched = [positions for positions, _ in case.touched]
     compiled, portable = CompiledFinder(dtype), PortableFinder()
-    # A finder has a past: room for lists, and lists, that must not matter.
+    # A finder has a past: capacities of lists, and lists, that must not matter.
     compiled.add(case.memory.clone(), None, case.ranges)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("spardl.vector.rows._BLOCK", data.draw(st.sampled_from([7, 1 << 17])))
@@ -231,7 +231,7 @@ def test_both_finders_are_exact_and_alike(dtype: torch.dtype, data: st.DataObjec
     assert same_bits(values, reference)
     check_cuts(values, case.parts, found.positions, found.cuts)
     check_cuts(values, case.parts, other.positions, other.cuts)
-    # They may look at less or more: k of 0 or all needs no search, and only the compiled one may lack room.
+    # They may look at less or more: k of 0 or all needs no search, and only the compiled one may exceed a capacity.
     for part, looked, others in zip(case.parts, found.looked, other.looked, strict=True):
         if listed.get(part[:2], -1) >= 0 and 0 < part.k < part.stop - part.start:
             assert looked == others
@@ -296,9 +296,9 @@ def check_cuts(values: Tensor, parts: Sequence[Range], positions: Tensor, cuts: 
             assert level == 0
 
 
-def listing(starts: list[int], stops: list[int], bounds: list[float], rooms: list[int]) -> ListingRanges:
+def listing(starts: list[int], stops: list[int], bounds: list[float], capacities: list[int]) -> ListingRanges:
     return ListingRanges(
-        np.array(starts, np.int64), np.array(stops, np.int64), torch.tensor(bounds), np.array(rooms, np.int64)
+        np.array(starts, np.int64), np.array(stops, np.int64), torch.tensor(bounds), np.array(capacities, np.int64)
     )
 
 
@@ -344,7 +344,7 @@ def test_the_cut_is_close_where_all_that_is_listed_is_chosen(
     assert 1.8995 <= found.cuts.item() <= 1.9001
 
 
-def test_a_list_without_room_is_given_up_alone() -> None:
+def test_a_list_that_exceeds_its_capacity_is_given_up_alone() -> None:
     pytest.importorskip("numba")
     finder, values = CompiledFinder(torch.float32), torch.arange(1.0, 301.0)
     counts = finder.add(values, None, listing([0, 100, 200], [100, 200, 300], [1.0, 190.0, 250.0], [99, 64, 64]))

@@ -63,7 +63,7 @@ def test_members_agree_and_no_mass_is_lost(size: int) -> None:
     length, capacity = 40, 6
     source = torch.Generator().manual_seed(size)
     dense = torch.randn(size, length, generator=source, dtype=torch.float64)
-    # The last one sends fewer entries than there is room for.
+    # The last one sends fewer entries than its capacity.
     chosen = [top_k(vector, capacity - (rank == size - 1)) for rank, vector in enumerate(dense)]
     blocks = [SparseVector(indices, dense[rank, indices], length) for rank, indices in enumerate(chosen)]
     left, sums = double(blocks, capacity, members=torch.randperm(size, generator=source).tolist())

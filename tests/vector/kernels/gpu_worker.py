@@ -30,7 +30,7 @@ def add_and_list(
     starts: Sequence[int],
     stops: Sequence[int],
     bounds: Sequence[float],
-    room: int,
+    capacity: int,
 ) -> tuple[Tensor, Tensor, list[int]]:
     """Returns the memory as well; with small tiles and groups, small vectors have many of them.
 
@@ -45,7 +45,7 @@ def add_and_list(
     gpu._TILE, gpu._GROUP = sizes or normal
     try:
         positions, counts = gpu.add_and_list(
-            fronts[0], fronts[1] if gradient is not None else None, starts, stops, bounds, room
+            fronts[0], fronts[1] if gradient is not None else None, starts, stops, bounds, capacity
         )
     finally:
         gpu._TILE, gpu._GROUP = normal
@@ -54,7 +54,7 @@ def add_and_list(
 
 
 def list_far_out(length: int, marks: Sequence[int], starts: Sequence[int], stops: Sequence[int]) -> Any:
-    """What is found of some ones among zeros in a vector too long to be sent here; nothing without room for it."""
+    """Entries found of ones among zeros in a vector too long to be sent here; none that exceeds the capacity."""
     from spardl.vector.kernels.gpu import add_and_list
 
     if torch.cuda.mem_get_info()[0] < 6 * length:
@@ -75,8 +75,8 @@ def step_of_finder(
 
     values, more = (each.to("cuda" if has_gpu() else "cpu", copy=True) for each in (memory, gradient))
     finder, count = GpuFinder(), len(starts)
-    bounds, rooms = torch.full((count,), bound, dtype=memory.dtype), np.full(count, 64)
-    counts = finder.add(values, more, ListingRanges(np.array(starts), np.array(stops), bounds, rooms))
+    bounds, capacities = torch.full((count,), bound, dtype=memory.dtype), np.full(count, 64)
+    counts = finder.add(values, more, ListingRanges(np.array(starts), np.array(stops), bounds, capacities))
     parts = [Range(start, stop, wanted) for start, stop in zip(starts, stops, strict=True)]
     found = finder.largest(values, parts, [])
     return values.cpu(), counts.tolist(), found.positions.tolist(), found.looked.tolist()

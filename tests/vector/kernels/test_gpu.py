@@ -71,13 +71,13 @@ def reference(
     starts: Sequence[int],
     stops: Sequence[int],
     bounds: Sequence[float],
-    room: int,
+    capacity: int,
 ) -> tuple[Tensor, Tensor, list[int]]:
     memory = memory.clone() if gradient is None else memory + gradient
     listed, counts = [torch.empty(0, dtype=torch.int64)], []
     for start, stop, bound in zip(starts, stops, bounds, strict=True):
         found = (memory[start:stop].abs() >= bound).nonzero().squeeze(1) + start
-        fits = sum(map(len, listed)) + len(found) <= room
+        fits = sum(map(len, listed)) + len(found) <= capacity
         counts.append(len(found) if fits else -1)
         listed.append(found[: len(found) * fits])
     return memory, torch.cat(listed), counts
@@ -106,8 +106,8 @@ def problems(draw: st.DrawFn) -> tuple[Any, ...]:
     edges = sorted(draw(st.lists(st.integers(0, length) | st.sampled_from([0, length]), max_size=8)))
     starts, stops = edges[: len(edges) // 2 * 2 : 2], edges[1::2]
     bounds = [draw(st.sampled_from([0.0, 0.5, 1.0, 2.5, 3.5, torch.inf])) for _ in starts]
-    room = draw(st.just(length) | st.integers(0, length))
-    return memory, draw(st.sampled_from([gradient, None])), starts, stops, bounds, room
+    capacity = draw(st.just(length) | st.integers(0, length))
+    return memory, draw(st.sampled_from([gradient, None])), starts, stops, bounds, capacity
 
 
 @given(problem=problems())
@@ -161,16 +161,16 @@ def test_rounds_ties_to_even_and_keeps_what_is_not_finite(call: Call) -> None:
 
 
 @pytest.mark.parametrize(
-    ("room", "counts"),
+    ("capacity", "counts"),
     [(30, [10, 10, 0, 10]), (29, [10, 10, 0, -1]), (20, [10, 10, 0, -1]), (9, [-1, -1, 0, -1]), (0, [-1, -1, 0, -1])],
 )
-def test_a_range_without_room_is_left_out(call: Call, room: int, counts: list[int]) -> None:
-    problem = torch.ones(100), None, [0, 10, 50, 80], [10, 20, 60, 90], [1.0, 1.0, 2.0, 1.0], room
+def test_a_range_that_exceeds_the_capacity_is_left_out(call: Call, capacity: int, counts: list[int]) -> None:
+    problem = torch.ones(100), None, [0, 10, 50, 80], [10, 20, 60, 90], [1.0, 1.0, 2.0, 1.0], capacity
     assert call(add_and_list, SMALL, *problem)[2] == counts
     check(call, SMALL, *problem)
 
 
-def test_ranges_after_one_without_room_are_listed(call: Call) -> None:
+def test_ranges_after_one_that_exceeds_the_capacity_are_listed(call: Call) -> None:
     problem = torch.ones(400), None, [0, 70, 75, 300, 310], [3, 75, 299, 310, 312], [1.0] * 5, 11
     assert call(add_and_list, SMALL, *problem)[2] == [3, 5, -1, -1, 2]
     check(call, SMALL, *problem)

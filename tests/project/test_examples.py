@@ -27,7 +27,7 @@ PRINTS = {
 }
 # Those that do not train, or print something else that is compared.
 NO_LOSSES = {"collective", "resume", "resume_dcp"}
-# Those with a test of their own, which makes them smaller.
+# Those with a separate test, which makes them smaller.
 LONG = {"adamw"}
 NEEDS = {"hf_accelerate": "accelerate", "hf_trainer": "accelerate", "lightning_fit": "lightning"}
 # A thread of gloo that outlives the process group may free a tensor while the interpreter exits, which aborts the

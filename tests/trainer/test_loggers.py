@@ -515,8 +515,8 @@ def test_a_lost_service_never_stops_a_run(signum: int, tmp_path: Path) -> None:
     def ended() -> float:
         outputs = tmp_path / str(next(attempts)) / "out"
         lost = outputs.parent / "lost"
-        words = ("training.max_steps=12", *RUN[1:], "model.depth=8", "logger=wandb", "logger.timeout=3")
-        words = (*words, f"output_dir={outputs}")
+        short = ("training.max_steps=12", *RUN[1:], "model.depth=8")
+        words = (*short, "logger=wandb", "logger.timeout=3", f"output_dir={outputs}")
         with background_run(*words, folder=outputs.parent / "log", before=partial(await_in_step_4, lost)) as run:
             # It starts next to the training.
             wait_until(lambda: (steps_logged(outputs) >= 3 and services(run.pid)) or run.ended())

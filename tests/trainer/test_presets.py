@@ -51,9 +51,9 @@ ARTICLES = ("dataset=wikitext2_articles",)
 INSTEAD = {"spardl/bert_wikipedia": ARTICLES, "oktopk/bert": ARTICLES}
 FOLDERS |= dict.fromkeys(INSTEAD, ("wikitext-2", "bert-base-uncased"))
 
-# Networks of one size take their time for the size of the pictures, which the size of their layers does not follow.
+# The time of these networks is that of their pictures: the sizes of their layers do not depend on the pictures.
 SMALLER = {"dear/inception_v4": "dataset.image_size=128", "dear/densenet201": "dataset.image_size=64"}
-# Their code is that of another preset: they have more layers or classes, which continue like the others.
+# These differ from another preset only in the number of layers or classes, so only the other one is resumed.
 TWINS = {
     "dear/bert_large": "dear/bert_base",
     "spardl/vgg19_cifar100": "spardl/vgg16_cifar10",

@@ -18,8 +18,13 @@ from trainer.learner import Learner
 from trainer.runs import Run
 
 STEPS = 14
-RUN = (f"training.max_steps={STEPS}", "training.checkpoint_every=3", "training.log_every=1", "training.eval_every=0.1")
-RUN = (*RUN, "training.eval_examples=64")
+RUN = (
+    f"training.max_steps={STEPS}",
+    "training.checkpoint_every=3",
+    "training.log_every=1",
+    "training.eval_every=0.1",
+    "training.eval_examples=64",
+)
 KEEP = ("training.keep_checkpoints=5",)
 CLUSTERS = {"process_group": ("cluster.workers=2",), "simulated": ("cluster=simulated", "cluster.workers=4")}
 METHODS = {
@@ -120,7 +125,7 @@ SCHEDULES = {
     "mg_wfbp": ("schedule=mg_wfbp", "compressor=none"),
     "layer_fusion": ("schedule=layer_fusion", "compressor=none"),
 }
-# What a simulated run need not repeat: what it keeps for these is what it keeps for the others.
+# A simulated run saves for these what it saves for the others.
 REAL_WORKERS_ONLY = ("muon", "dear_dense", "mg_wfbp")
 
 

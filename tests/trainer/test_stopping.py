@@ -39,8 +39,10 @@ from trainer.launch import Simulated
 from trainer.rendezvous import Stopping
 
 RUN = (
-    *("training.max_steps=14", "training.checkpoint_every=100"),
-    *("training.eval_every=0.1", "training.eval_examples=64"),
+    "training.max_steps=14",
+    "training.checkpoint_every=100",
+    "training.eval_every=0.1",
+    "training.eval_examples=64",
 )
 CLUSTERS = {
     "process_group": ("cluster.workers=3",),

@@ -5,15 +5,19 @@ from __future__ import annotations
 import ast
 import os
 import re
+import runpy
 import shlex
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from spardl.clusters.workers.processes import run_processes
 from tests.project.test_docs import blocks
-from tests.support.driver import STARTED_BY
+from tests.support.driver import STARTED_BY, free_port
 from tests.support.labs import ROOT
 
 EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
@@ -30,6 +34,9 @@ NO_LOSSES = {"collective", "resume", "resume_dcp"}
 # Those with a separate test, which makes them smaller.
 LONG = {"adamw"}
 NEEDS = {"hf_accelerate": "accelerate", "hf_trainer": "accelerate", "lightning_fit": "lightning"}
+# torchrun and its workers spend most of the time on importing torch. All other examples have a command of the same form,
+# and their workers are forked from this process.
+AS_TYPED = {"ddp", "resume", "resume_dcp", *NEEDS}
 # A thread of gloo that outlives the process group may free a tensor while the interpreter exits, which aborts the
 # process: "terminate called without an active exception". These examples end all of them.
 WITHOUT_GLOO_THREADS = {"hf_trainer", "resume_dcp"}
@@ -81,13 +88,34 @@ def run(words: list[str], folder: Path) -> str:
     return done.stdout
 
 
+def run_forked(words: list[str], folder: Path) -> str:
+    """Runs a command as torchrun would, but in processes that are forked from this one."""
+    assert words[:3] == ["torchrun", "--standalone", "--nproc-per-node"]
+    workers, script, arguments = int(words[3]), ROOT / words[4], words[5:]
+    shared = {"WORLD_SIZE": f"{workers}", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
+    output = folder / "stdout.txt"
+
+    def target(rank: int, heartbeat: Callable[[int], None]) -> None:
+        os.environ.update(shared, RANK=f"{rank}", LOCAL_RANK=f"{rank}")
+        os.chdir(folder)
+        warnings.resetwarnings()
+        warnings.filterwarnings("error", r"spardl\.", DeprecationWarning)
+        sys.argv = [str(script), *arguments]
+        sys.stdout = output.open("a", buffering=1)
+        runpy.run_path(str(script), run_name="__main__")
+
+    run_processes(workers, target, folder)
+    return output.read_text()
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("path", [path for path in EXAMPLES if path.stem not in LONG], ids=lambda path: path.stem)
 def test_an_example_runs_and_learns(path: Path, tmp_path: Path) -> None:
     pytest.importorskip(NEEDS.get(path.stem, "torch"), reason="its own first lines say what to install")
     if path.stem in WITHOUT_GLOO_THREADS:
         (tmp_path / "sitecustomize.py").write_text(LIST_THREADS)
-    said = "".join(run(words, tmp_path) for words in commands(path))
+    way = run if path.stem in AS_TYPED else run_forked
+    said = "".join(way(words, tmp_path) for words in commands(path))
     if path.stem in WITHOUT_GLOO_THREADS:
         threads = re.findall(r"^threads: (.*)$", said, re.MULTILINE)
         assert len(threads) == sum(int(words[words.index("--nproc-per-node") + 1]) for words in commands(path))
@@ -108,7 +136,7 @@ def test_adamw_learns_more_where_it_is_given_to_spardl(tmp_path: Path) -> None:
     (words,) = commands(ROOT / "examples" / "adamw.py")
     # Equal rates, so that it is not the rate that makes the difference.
     small = shlex.split("--steps 100 --width 32 --layers 1 --moved 0.03 --published 0.03")
-    said = run([*words, *small], tmp_path)
+    said = run_forked([*words, *small], tmp_path)
     found = re.findall(r"^(\w+) +(\d+\.\d+) nats, +(\d+\.\d)% of the bytes of dense$", said, re.MULTILINE)
     losses = {way: float(loss) for way, loss, _ in found}
     shares = {way: float(share) for way, _, share in found}

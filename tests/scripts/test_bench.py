@@ -188,7 +188,7 @@ def test_a_count_of_none_is_refused(capsys: Any) -> None:
 
 
 SHORTLY = {
-    "overlap": "--model profile:scripts/profiles/resnet20.json --rounds 1 --steps 1 --compute 0.05",
+    "overlap": "--model profile:scripts/profiles/resnet20.json --rounds 1 --steps 1 --settle 2 --compute 0.05",
     "sync": "--entries 50000 --settle 2 --repetitions 1",
     "hooks": "--rounds 2 --steps 2 --settle 2 --seeds 1 --train model=resnet20,dataset=digits",
     "selection": "--entries 20000 --settle 2 --repetitions 1",

@@ -34,8 +34,8 @@ NO_LOSSES = {"collective", "resume", "resume_dcp"}
 # Those with a separate test, which makes them smaller.
 LONG = {"adamw"}
 NEEDS = {"hf_accelerate": "accelerate", "hf_trainer": "accelerate", "lightning_fit": "lightning"}
-# torchrun and its workers spend most of the time on importing torch. All other examples have a command of the same form,
-# and their workers are forked from this process.
+# torchrun and its workers spend most of the time on importing torch. All other examples have a command of the same
+# form, and their workers are forked from this process.
 AS_TYPED = {"ddp", "resume", "resume_dcp", *NEEDS}
 # A thread of gloo that outlives the process group may free a tensor while the interpreter exits, which aborts the
 # process: "terminate called without an active exception". These examples end all of them.

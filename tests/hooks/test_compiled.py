@@ -34,12 +34,6 @@ def inside(kind: type[Path], model: nn.Module, options: dict[str, Any] | None) -
     return kind(torch.compile(model, backend="aot_eager"), options)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _compiler() -> None:
-    """Imports it once instead of in each process that is forked from this one."""
-    torch.compile(lambda values: values + 1, backend="aot_eager")(torch.ones(2))
-
-
 @pytest.mark.parametrize(("kind", "way"), [("cnn", inside), ("transformer", outside)])
 def test_compiled_models(kind: str, way: Callable[..., Path]) -> None:
     def work(cluster: ProcessGroupCluster) -> list[bool]:

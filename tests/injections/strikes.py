@@ -15,7 +15,7 @@ from pathlib import Path
 
 from scripts.labs.first_process import tool
 from tests.injections.scene import LONG, Scene
-from tests.support.driver import BackgroundRun, background_run, pending, processes, wait_until
+from tests.support.driver import BackgroundRun, background_run, pending, processes, stand_still, wait_until
 from trainer.checkpoint import list_checkpoints
 
 
@@ -47,11 +47,12 @@ def press_ctrl_c(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
 def press_ctrl_c_twice(scene: Scene, runs: Sequence[BackgroundRun]) -> None:
     """The first has no effect, because a worker stands still."""
     victim = scene.victim(runs)
-    os.kill(victim, signal.SIGSTOP)
+    stand_still(victim)
     runs[0].kill(signal.SIGINT)
-    wait_until(lambda: pending(victim, signal.SIGUSR1) or runs[0].ended())  # the launcher has passed it on
+    wait_until(lambda: runs[0].ended() or pending(victim, signal.SIGUSR1))  # the launcher has passed it on
     time.sleep(1.2)
-    runs[0].kill(signal.SIGINT)
+    if not runs[0].ended():
+        runs[0].kill(signal.SIGINT)
 
 
 def kill_all(scene: Scene, runs: Sequence[BackgroundRun]) -> None:

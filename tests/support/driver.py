@@ -167,8 +167,12 @@ def stand_still(pid: int) -> None:
 
 
 def pending(pid: int, signum: int) -> bool:
-    """Returns whether a process that stands still has yet to handle a signal."""
-    (mask,) = re.findall(r"^ShdPnd:\s*(\w+)$", Path(f"/proc/{pid}/status").read_text(), flags=re.MULTILINE)
+    """Returns whether a process that stands still has yet to handle a signal; one that was killed has not."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text()
+    except OSError:
+        return False
+    (mask,) = re.findall(r"^ShdPnd:\s*(\w+)$", status, flags=re.MULTILINE)
     return bool(int(mask, 16) >> (signum - 1) & 1)
 
 

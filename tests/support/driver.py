@@ -10,9 +10,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from random import SystemRandom
 from typing import Any
@@ -194,6 +195,20 @@ def background_run(*words: str, folder: Path, before: Callable[[], None] = lambd
         if started.members():
             started.kill()
         started.wait()
+
+
+@contextmanager
+def background_ranks(
+    words: Iterable[Sequence[str]], environments: Iterable[Mapping[str, str]], folder: Path
+) -> Iterator[list[BackgroundRun]]:
+    """Starts ``train.py`` as a launcher would: one process for each command line, with variables of its rank."""
+    with ExitStack() as stack:
+        yield [
+            stack.enter_context(
+                background_run(*each, folder=folder / f".rank-{rank}", before=partial(os.environ.update, environment))
+            )
+            for rank, (each, environment) in enumerate(zip(words, environments, strict=True))
+        ]
 
 
 def only_run(outputs: Path) -> Path:

@@ -9,9 +9,8 @@ import subprocess
 import time
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, closing, suppress
+from contextlib import closing, suppress
 from datetime import timedelta
-from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -29,7 +28,7 @@ from tests.support.driver import (
     QUICK,
     ROOT,
     STARTED_BY,
-    background_run,
+    background_ranks,
     command,
     free_port,
     only_run,
@@ -235,17 +234,7 @@ def test_all_ranks_of_torchrun_end_if_the_run_is_finished(tmp_path: Path) -> Non
     """By workers that were started in another way."""
     words = (*QUICK, "training.max_steps=2", "resume=auto", f"output_dir={tmp_path}")
     both = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
-    with ExitStack() as stack:
-        runs = [
-            stack.enter_context(
-                background_run(
-                    *words,
-                    folder=tmp_path / f".rank-{rank}",
-                    before=partial(os.environ.update, {**both, "RANK": f"{rank}"}),
-                )
-            )
-            for rank in range(2)
-        ]
+    with background_ranks([words] * 2, [{**both, "RANK": f"{rank}"} for rank in range(2)], tmp_path) as runs:
         assert [run.wait() for run in runs] == [0, 0]
         assert "results: " in runs[0].stdout
     done = command(*words, program=(*TORCHRUN, "--nproc-per-node", "2", "train.py"))

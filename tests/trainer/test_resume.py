@@ -132,9 +132,9 @@ REAL_WORKERS_ONLY = ("muon", "dear_dense", "mg_wfbp")
 @pytest.mark.parametrize(
     ("schedule", "cluster"),
     [
-        pytest.param(*case, marks=[] if case == ("dear", "process_group") else pytest.mark.slow)
-        for case in product(SCHEDULES, CLUSTERS)
-        if case not in product(REAL_WORKERS_ONLY, ["simulated"])
+        pytest.param(name, cluster, marks=[] if (name, cluster) == ("dear", "process_group") else pytest.mark.slow)
+        for name, cluster in product(SCHEDULES, CLUSTERS)
+        if cluster == "process_group" or name not in REAL_WORKERS_ONLY
     ],
 )
 def test_every_schedule_continues(

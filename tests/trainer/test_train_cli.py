@@ -7,8 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,6 +17,7 @@ from spardl.basics.version import __version__
 from tests.support.driver import (
     ROOT,
     STARTED_BY,
+    background_ranks,
     background_run,
     command,
     events,
@@ -196,18 +195,7 @@ def tasks_of_slurm() -> list[dict[str, str]]:
 
 def refused_by_srun(words: tuple[str, ...], folder: Path, *of_rank_1: str) -> list[str]:
     """What both tasks print to standard error that refuse a command line; rank 1 may be given more."""
-    with ExitStack() as stack:
-        runs = [
-            stack.enter_context(
-                background_run(
-                    *words,
-                    *(of_rank_1 if rank else ()),
-                    folder=folder / f"rank-{rank}",
-                    before=partial(os.environ.update, task),
-                )
-            )
-            for rank, task in enumerate(tasks_of_slurm())
-        ]
+    with background_ranks([words, (*words, *of_rank_1)], tasks_of_slurm(), folder) as runs:
         assert [run.wait() for run in runs] == [2, 2]
         return [run.stderr for run in runs]
 

@@ -196,7 +196,7 @@ def garble(change: Callable[[Tensor], object], data: st.DataObject) -> tuple[Ten
 @pytest.mark.parametrize("name", PATHS)
 @given(st.data(), st.integers(0, 255))
 def test_damage_leads_to_no_wrong_access(name: str, data: st.DataObject, byte: int) -> None:
-    """Too many bits, too few, any: at most as many entries as the capacity."""
+    """Any bits, too many or too few, decode to at most as many entries as fit the capacity."""
     message, slot = garble(lambda code: code.fill_(byte), data)
     with path(name):
         found = unpack(message, slot, torch.float32, torch.float32)

@@ -162,6 +162,9 @@ def test_bad_input_is_one_line(
     assert said in line
 
 
+RUN_PROGRAM = running._run_program
+
+
 def _run_forked(command: Sequence[str], environment: dict[str, str], stream: Any, seconds: float) -> int | None:
     """Runs a check in a process that is forked from this one, which has everything imported."""
     name = command[3]
@@ -179,9 +182,6 @@ def _run_forked(command: Sequence[str], environment: dict[str, str], stream: Any
         finally:
             exit_now(1)
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
-
-
-RUN_PROGRAM = running._run_program
 
 
 @pytest.mark.slow

@@ -319,7 +319,7 @@ if os.environ["RANK"] == "0":
         print("", file=open(sys.argv[1] + "/listening", "w"))
         there = server.accept()[0]
     there.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    fastest = min(round_trip(there) for _ in range(20))
+    result = min(round_trip(there) for _ in range(20))
     there.sendall(bytes({BYTES}))
     there.shutdown(socket.SHUT_WR)
     there.recv(1)
@@ -334,8 +334,8 @@ else:
     while there.recv(1 << 16):
         pass
     queued = Path("/proc/net/netfilter/nfnetlink_queue").read_text().split()
-    counts = [int(Path("/sys/class/net/eth0/statistics/rx_packets").read_text()), int(queued[7])]
-Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(counts))
+    result = [int(Path("/sys/class/net/eth0/statistics/rx_packets").read_text()), int(queued[7])]
+Path(sys.argv[1], os.environ["RANK"]).write_text(json.dumps(result))
 """
 
 # Worker 0 kills the delay line, or stops it and sends more than it has room for.

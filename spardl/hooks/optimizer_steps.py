@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from functools import partial
-from itertools import product
 
 import torch
 from torch import Tensor, nn
@@ -713,16 +712,20 @@ def _undo_clipping(averager: Averager, parameters: Iterable[nn.Parameter], clip_
     Raises:
         ConfigError: If gradients were changed in another way.
     """
+    # A GradScaler has removed its scale from the gradients, but not from the averages.
+    scale = averager.engine.scale
     pairs = list(_averages(averager, parameters))
-    if all(parameter.grad is not None and averager.is_unchanged(parameter.grad, each) for parameter, each in pairs):
+    gradients = [(local_part(each.grad), average) for each, average in pairs if each.grad is not None]
+
+    def equal(factor: float) -> bool:
+        # The tolerance covers the rounding of a division by the scale in half precision.
+        return all(torch.allclose(gradient, average * factor, rtol=1e-2) for gradient, average in gradients)
+
+    if len(gradients) == len(pairs) and equal(1 / scale):
         return
-    norms = (whole_norm, _norm_of(each for _, each in pairs))
-    # The loop may have clipped before or after a GradScaler unscaled the gradients.
-    for norm, multiple in product(norms, (1.0, 1 / averager.engine.scale)):
-        limited = multiple * clip_norm / (norm * multiple + 1e-6)
-        gradients = [(local_part(each.grad), average) for each, average in pairs if each.grad is not None]
-        if all(torch.allclose(gradient, average * limited, rtol=1e-2) for gradient, average in gradients):
-            for gradient, average in gradients:
-                gradient.copy_(average * multiple)
-            return
+    norms = (whole_norm, _norm_of(average for _, average in pairs))
+    if any(equal(clip_norm / (norm + 1e-6 * scale)) for norm in norms):
+        for gradient, average in gradients:
+            gradient.copy_(average / scale)
+        return
     raise _changed_gradient(averager, pairs[0][0], clip_norm)

@@ -230,16 +230,21 @@ def clipped(limit: float, own: float | None, schedule: str, *, scaled: bool = Fa
     return "; ".join(texts_of(caught))
 
 
-def limited(*, twice: bool) -> Tensor:
+def limited(scale: float | None, *, twice: bool) -> Tensor:
     """Returns weights with ``clip_norm=``; if ``twice``, the loop clips to the same limit."""
     loop = Loop(None)
-    spardl.attach(loop.ddp, PART, optimizer=loop.optimizer, clip_norm=0.01)
+    scaler = GradScaler("cpu", init_scale=scale or 1.0, enabled=scale is not None)
+    spardl.attach(loop.ddp, PART, optimizer=loop.optimizer, clip_norm=0.01, scaler=scaler)
     for step in range(4):
         loop.optimizer.zero_grad()
-        loop.backward(step)
+        source = torch.Generator().manual_seed(10 * step + torch.distributed.get_rank())
+        loss = loop.ddp(torch.randn(5, 4, dtype=torch.float64, generator=source)).square().mean()
+        scaler.scale(loss).backward()
+        scaler.unscale_(loop.optimizer)
         if twice:
             nn.utils.clip_grad_norm_(loop.model.parameters(), 0.01)
-        loop.optimizer.step()
+        scaler.step(loop.optimizer)
+        scaler.update()
     return weights(loop.model)
 
 
@@ -269,7 +274,7 @@ def test_clipping_loops_are_reported_in_the_first_step() -> None:
         found = [clipped(limit, own, schedule, scaled=scaled) for schedule, limit, own, scaled, _ in CLIPPED]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            return found, torch.equal(limited(twice=True), limited(twice=False))
+            return found, all(torch.equal(limited(each, twice=True), limited(each, twice=False)) for each in (None, 8))
 
     for found, equal in run_workers(2, work):
         assert equal

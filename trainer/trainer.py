@@ -493,13 +493,14 @@ class Trainer:
     def _resume(self, plan: Plan, checkpoint: Path, device: torch.device) -> None:
         shared, before = load_part(checkpoint, None, device), saved_workers(checkpoint)
         with restoring(checkpoint, None):
-            self._progress = Progress(**shared["progress"])
+            self._progress = progress = Progress(**shared["progress"])
             self._stopper.load_state_dict(shared)
         if before != self._cluster.size:
             self._restart = Restart(before, checkpoint, device)
-            progress, size = self._progress, self._cluster.size
             # The data continues at the same example, at a step that depends on the world size.
-            progress.restart_counts(self._restart.shift(plan, progress.step, progress.shift, size))
+            progress.restart_counts(self._restart.shift(plan, progress.step, progress.shift, self._cluster.size))
+        if checkpoint.parent != self._run.checkpoints:  # start_from: max_steps and lr_schedule may have changed
+            progress.planned = None
         self._begin(plan, device)
         with restoring(checkpoint, None):
             self._learner.load_shared_state(shared)

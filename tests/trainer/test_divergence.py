@@ -71,6 +71,10 @@ def test_what_a_diverged_run_advises_works(tmp_path: Path, capfd: pytest.Capture
     assert results(branch) == whole
 
 
+def rates(folder: Path) -> list[float]:
+    return [event["lr"] for event in events(folder) if event["kind"] == "train"]
+
+
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     outputs = tmp_path_factory.mktemp("finished")
@@ -85,6 +89,18 @@ def test_a_branch_with_nothing_else_is_the_run_itself(finished: Path, tmp_path: 
     assert results(only_run(tmp_path)) == {**results(finished), "losses": results(only_run(tmp_path))["losses"]}
     assert events(only_run(tmp_path))[-1]["loss"] == pytest.approx(events(finished)[-1]["loss"])
     assert only_run(tmp_path).name != finished.name
+
+
+def test_a_branch_follows_its_own_schedule(finished: Path, tmp_path: Path) -> None:
+    """With more steps than the run it starts from, the learning rate falls over the steps of the branch."""
+    schedule = ("lr_schedule=cosine", "lr_schedule.warmup_epochs=0", "training.max_steps=12", "training.log_every=1")
+    words = (*RUN, "compressor.density=0.02", *schedule)
+    start = finished / "checkpoints" / "step-00000004"
+    assert here(*words, f"output_dir={tmp_path / 'branch'}", f"start_from={start}") == 0
+    assert here(*words, f"output_dir={tmp_path / 'whole'}") == 0
+    branch, whole = (rates(only_run(tmp_path / name)) for name in ("branch", "whole"))
+    assert branch == whole[4:]
+    assert len(branch) == 8 and min(branch) > 0
 
 
 REFUSED = {

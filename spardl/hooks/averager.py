@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
 
@@ -22,12 +23,12 @@ from spardl.clusters.ledger import Ledger
 from spardl.clusters.process_group import ProcessGroupCluster, ProcessWork
 from spardl.method.method import Method
 from spardl.method.provenance import check_owner, check_whole, compare_if_loaded, owner_of
-from spardl.method.refusals import NonFiniteReports, is_due
+from spardl.method.refusals import NonFiniteCounts, NonFiniteReports, is_due
 from spardl.protocol.programs import Phase, Program, Worker, clone_data
 from spardl.schedules.engine import Schedule, Training
 from spardl.schedules.gradient_state import ResidualSize, Snapshot
 from spardl.schedules.wfbp import InBackward
-from spardl.vector.flat import CopiedGradient, local_part
+from spardl.vector.flat import CopiedGradient
 
 __all__ = [
     "ALWAYS_CHECKED",
@@ -250,6 +251,11 @@ class LoadChecks:
         """Records that this worker has loaded a state."""
         self._loaded = True
 
+    @property
+    def due(self) -> bool:
+        """Whether the next step checks the states."""
+        return self.steps < ALWAYS_CHECKED or self.steps % CHECK_INTERVAL == 0
+
     def step(self, worker: Worker, facts: Callable[[], Mapping[str, str]], device: torch.device) -> list[Program[None]]:
         """Counts a step that begins, and returns the check to run in this step, if any.
 
@@ -262,8 +268,9 @@ class LoadChecks:
             An empty list in steps without a check. Otherwise, a list with one program for this worker to run: if any
             worker loaded a state, it compares the facts of all workers.
         """
+        due = self.due
         self.steps += 1
-        if worker.size == 1 or (self.steps > ALWAYS_CHECKED and self.steps % CHECK_INTERVAL != 1):
+        if worker.size == 1 or not due:
             return []
         loaded, self._loaded = self._loaded, False
         return [compare_if_loaded(worker, loaded, facts, device)]
@@ -333,7 +340,9 @@ class Averager:
         if self.begun:
             return
         self._cluster.check_alive()  # otherwise the communication thread would raise a less helpful error
-        check = self._loads.step(self._worker, lambda: self.engine.facts(self._given()), self._cluster.device)
+        # Read now: the check may run after step(), when the learning rate has changed.
+        given = self._given() if self._loads.due else {}
+        check = self._loads.step(self._worker, lambda: self.engine.facts(given), self._cluster.device)
         if not self._compared:
             self.engine.compare(self._given())
             self._compared = True
@@ -493,7 +502,11 @@ class Averager:
 
     def give_up(self) -> None:
         """Ends the current step, if any, without averages, because its last backward pass failed."""
-        if self.begun and self._has_gradients:
+        if self._has_gradients:
+            self._abandon()
+
+    def _abandon(self) -> None:
+        if self.begun:
             self.begun = False
             self.engine.give_up()
             self._restore_excluded()
@@ -505,27 +518,10 @@ class Averager:
             advice: End of the warning text; ``None`` recommends ``scaler=`` if the handle has no GradScaler.
         """
         (own,) = self.engine.gradient_state.refusals()
-        line = self._refusals.notice({self._worker.rank: own})
-        if line:
-            if advice is None:
-                advice = "" if self.scaled else "; if you use a GradScaler, pass it to the handle (scaler=scaler)"
-            warnings.warn(f"spardl: {line}{advice}.", stacklevel=3)
+        if advice is None:
+            advice = "" if self.scaled else "; if you use a GradScaler, pass it to the handle (scaler=scaler)"
         # This count of steps is equal on all workers, even if only some of them have loaded a state.
-        if is_due(self._loads.steps) and self._cluster.size > 1:
-            row = torch.tensor([own.number], device=self._cluster.device)
-            self._refusals.learn([int(each) for each in gather_rows(self._cluster, [row])])
-
-    def is_unchanged(self, gradient: Tensor, before: Tensor) -> bool:
-        """Returns whether a gradient equals its earlier value, up to the loss scale that a GradScaler may have removed.
-
-        Args:
-            gradient: Current gradient, of any shape.
-            before: Earlier value. For a sharded gradient, only the shard of this process, of the shard's shape.
-        """
-        # The tolerance covers the rounding of a division by the scale in half precision.
-        multiples = {1.0, 1 / self.engine.scale}
-        own = local_part(gradient)
-        return any(torch.allclose(own, before * each, rtol=1e-2) for each in multiples)
+        report_non_finite(self._refusals, own, self._cluster, advice, exchanges=is_due(self._loads.steps))
 
     # --- state
 
@@ -553,20 +549,54 @@ class Averager:
         Raises:
             ConfigError: If the state belongs to another rank, world size, method, model or grouping, or is incomplete;
                 nothing is changed then.
+            PeerError: If a backward pass has failed, and another worker does not finish its synchronizations in time.
         """
         self.check_state(values)
-        # Loading may regroup, and DDP's buffers belong to the current groups.
-        self.take_back()
-        self.engine.load_state_dict(0, {name: clone_data(value) for name, value in values.items()})
-        self.undo.forget()
-        self._loads.note()
+        with self._replacing_state():
+            self.engine.load_state_dict(0, {name: clone_data(value) for name, value in values.items()})
 
     def forget(self) -> None:
-        """Resets residuals, moments and counts to their values before the first step."""
+        """Resets residuals, moments and counts as before the first step. Raises: as ``load_state_dict``."""
+        with self._replacing_state():
+            self.engine.reset()
+
+    @contextmanager
+    def _replacing_state(self) -> Iterator[None]:
+        # Synchronizations of a step that has begun belong to the old residuals, and would change them later.
+        only_forward = self.begun and not self._has_gradients
+        self._abandon()
+        # Loading may regroup, and DDP's buffers belong to the current groups.
         self.take_back()
-        self.engine.reset()
+        yield
         self.undo.forget()
         self._loads.note()
+        if only_forward:
+            # The step is already counted, and may go on with its backward pass.
+            self.engine.begin()
+            self.begun, self._in_backward = True, False
+
+
+def report_non_finite(
+    reports: NonFiniteReports, own: NonFiniteCounts, cluster: ProcessGroupCluster, advice: str = "", *, exchanges: bool
+) -> None:
+    """Warns of new non-finite gradients of this worker.
+
+    Args:
+        reports: Counts of all workers, which are updated.
+        own: Counts of this worker.
+        cluster: Cluster of the workers.
+        advice: End of the warning text.
+        exchanges: Whether workers also exchange their counts; equal on all of them.
+
+    Raises:
+        PeerError: If another worker is lost.
+    """
+    (rank,) = cluster.local_ranks
+    if line := reports.notice({rank: own}):
+        warnings.warn(f"spardl: {line}{advice}.", stacklevel=4)
+    if exchanges and cluster.size > 1:
+        rows = gather_rows(cluster, [torch.tensor([own.number], device=cluster.device)])
+        reports.learn([int(row) for row in rows])
 
 
 class StepUndo:

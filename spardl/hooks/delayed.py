@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import TransientHook, weak_method
 from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager
-from spardl.hooks.optimizer_steps import GradientMarks, check_no_gradients, warn_clipped
+from spardl.hooks.optimizer_steps import GradientMarks, check_no_gradients, is_unchanged, warn_clipped
 from spardl.schedules.apply_update import runs_closure
 from spardl.schedules.dear import InHalves
 
@@ -138,7 +138,7 @@ class DelayedUpdate:
             return None, True
         number, sent = self._sample
         now = self._averager.gradient.parameters[number].grad
-        return number, now is not None and self._averager.is_unchanged(now, sent)
+        return number, now is not None and is_unchanged(now, sent, self._engine.scale)
 
     def _is_clipped(self, clip_norm: float) -> bool:
         gradients = [each.grad for each in self._averager.gradient.parameters if each.grad is not None]

@@ -27,8 +27,7 @@ from spardl.basics.checks import check_dtypes
 from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import on_finalize, weak_method
 from spardl.clusters import ProcessGroupCluster
-from spardl.clusters.base import gather_rows
-from spardl.hooks.averager import Averager, LoadChecks, Named
+from spardl.hooks.averager import Averager, LoadChecks, Named, report_non_finite
 from spardl.hooks.choosing import check_update, choose_method, update_facts
 from spardl.hooks.handle import GradientHandle, Handle
 from spardl.hooks.optimizer_steps import after_backward
@@ -121,17 +120,9 @@ class Sharded(Handle):
         (average,) = self._cluster.run([self.method.average(self._worker, state)])
         write(average, flat)
         self._done.add(name)
-        self._report_refusals(name)
-
-    def _report_refusals(self, name: str) -> None:
-        own = NonFiniteCounts.of(self._states.values())
-        line = self._refusals.notice({self._worker.rank: own})
-        if line:
-            warnings.warn(f"spardl: {line}.", stacklevel=3)
-        # Once per step: for the first unit of the model.
-        if is_due(self._loads.steps) and name == next(iter(self._units)):
-            rows = gather_rows(self._cluster, [torch.tensor([own.number])])
-            self._refusals.learn([int(row) for row in rows])
+        # Counts are exchanged once per step: for the first unit that has parameters.
+        exchanges = is_due(self._loads.steps) and name == next(iter(self._states))
+        report_non_finite(self._refusals, NonFiniteCounts.of(self._states.values()), self._cluster, exchanges=exchanges)
 
     def _begin(self, name: str, flat: Tensor) -> None:
         state = self.method.init_state(Layout.flat(flat.numel()), flat.dtype, flat.device)

@@ -255,11 +255,16 @@ class GradientHandle(Handle):
         for rank in ranks:
             check_owner(states[rank], {**self._owner, "rank": rank, "workers": before}, "groups")
         first, *others = ({**states[rank], "owner": self._owner} for rank in ranks)
+        before_loading = self.state_dict()
         self.load_state_dict(first)
         averager = self._averager
         assert averager is not None  # a handle without one refuses to load
-        for other in others:
-            averager.check_state(other)
+        try:
+            for other in others:
+                averager.check_state(other)
+        except ConfigError:
+            self.load_state_dict(before_loading)
+            raise
         # Compressor and communicator start again: their states may depend on the number of workers.
         averager.engine.reset()
         averager.engine.adopt(0, clone_data([first, *others]), before)

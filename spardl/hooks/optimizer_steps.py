@@ -34,6 +34,7 @@ __all__ = [
     "after_backward",
     "check_no_gradients",
     "discarded_parameters",
+    "is_unchanged",
     "warn_clipped",
 ]
 
@@ -429,6 +430,19 @@ def check_no_gradients(parameters: Iterable[nn.Parameter]) -> None:
         )
 
 
+def is_unchanged(gradient: Tensor, before: Tensor, scale: float) -> bool:
+    """Returns whether a gradient equals its earlier value, up to the loss scale that a GradScaler may have removed.
+
+    Args:
+        gradient: Current gradient, of any shape.
+        before: Earlier value. For a sharded gradient, only the shard of this process, of the shard's shape.
+        scale: The loss scale; 1 without a GradScaler.
+    """
+    # The tolerance covers the rounding of a division by the scale in half precision.
+    own = local_part(gradient)
+    return any(torch.allclose(own, before * each, rtol=1e-2) for each in {1.0, 1 / scale})
+
+
 def warn_clipped(clip_norm: float) -> None:
     """Warns that the loop clips gradients although the handle already clips them to the norm ``clip_norm``."""
     warnings.warn(
@@ -619,7 +633,7 @@ class OptimizerSteps:
         cleared = {_storage(each) for each in self._trained if each not in own and each not in self._marks}
         for parameter, average in _averages(averager, changed):
             assert parameter.grad is not None
-            if _storage(parameter) not in cleared or not averager.is_unchanged(parameter.grad, average):
+            if _storage(parameter) not in cleared or not is_unchanged(parameter.grad, average, averager.engine.scale):
                 raise _changed_gradient(averager, parameter, None)
 
     def forget(self) -> None:
@@ -667,7 +681,7 @@ def _check_values(averager: Averager, parameters: Sequence[nn.Parameter], clip_n
         return
     for parameter, average in _averages(averager, parameters):
         assert parameter.grad is not None
-        if not averager.is_unchanged(parameter.grad, average):
+        if not is_unchanged(parameter.grad, average, averager.engine.scale):
             raise _changed_gradient(averager, parameter, clip_norm)
 
 

@@ -6,6 +6,7 @@ import copy
 import io
 import os
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -70,6 +71,46 @@ def test_dear_loads_its_state_with_nothing_in_flight() -> None:
         return torch.equal(*ends)
 
     assert all(run_workers(2, work))
+
+
+def test_dear_resets_its_state_after_a_forward_pass() -> None:
+    """The forward pass has prepared synchronizations with the old residuals."""
+
+    def work(cluster: object) -> bool:
+        loops = [Loop(spardl.make_method("spardl", density=0.3), "dear") for _ in range(2)]
+        for loop in loops:
+            loop.step(0)
+        loops[0].handle.flush()
+        loops[1].ddp(torch.ones(5, 4, dtype=torch.float64))
+        for loop in loops:
+            loop.handle.load_state_dict({})
+            for step in range(3):
+                loop.step(step)
+            loop.end()
+        first, second = (loop.handle.state_dict()["groups"] for loop in loops)
+        return all(torch.equal(one["memory"], other["memory"]) for one, other in zip(first, second, strict=True))
+
+    assert all(run_workers(2, work))
+
+
+def test_dear_compares_learning_rates_of_the_same_step() -> None:
+    """After a load, while a fast worker has already applied the step and changed its learning rate."""
+
+    def work(cluster: object) -> int:
+        loop = Loop(DENSE, "dear")
+        rates = torch.optim.lr_scheduler.ExponentialLR(loop.optimizer, 0.9)
+        # The second layer is slow, so that averages of the first step arrive late.
+        loop.model[2].register_forward_pre_hook(lambda module, inputs: time.sleep(0.2))
+        for step in range(6):
+            if step == 3:
+                loop.handle.load_state_dict(loop.handle.state_dict())
+                time.sleep(torch.distributed.get_rank())
+            loop.step(step)
+            rates.step()
+        loop.end()
+        return loop.handle.stats().steps
+
+    assert run_workers(2, work) == [6, 6]
 
 
 def test_dears_flush_between_backward_and_step_loses_nothing() -> None:

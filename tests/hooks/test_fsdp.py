@@ -728,6 +728,30 @@ def test_moments_of_an_earlier_training_continue() -> None:
     assert run_workers(4, work) == [[True, 0]] * 4
 
 
+def test_all_nodes_count_skipped_gradients() -> None:
+    """The root unit has no parameters of its own, and never synchronizes."""
+
+    def work(cluster: ProcessGroupCluster) -> int:
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("nodes", "inside"))
+        torch.manual_seed(4)
+        model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+        for module in (*model, model):
+            fully_shard(module, mesh=mesh["inside"])
+        handle = attach_fsdp(model, group=mesh["nodes"].get_group(), **SPARSE)
+        rule = torch.optim.SGD(model.parameters(), lr=0.1)
+        for step in range(4):
+            infinite = step == 1 and cluster.local_ranks[0] == 0
+            model(torch.full((2, 8), torch.inf if infinite else 1.0)).sum().backward()
+            rule.step()
+            rule.zero_grad()
+        return handle.stats().refused
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        counts = run_workers(4, work)
+    assert counts[0] > 0 and counts == counts[:1] * 4
+
+
 @pytest.mark.slow
 def test_density_1_is_plain_fsdp_with_adamw() -> None:
     """Nodes with the same batches have the same updates, so their average is that of each node."""

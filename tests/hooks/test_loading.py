@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -365,6 +367,65 @@ def test_resharded_states_need_all_ranks() -> None:
         assert wrong.startswith(f"this state belongs to rank {1 - rank} of 3, but this is rank {rank} of 3")
         assert "was saved by 3 workers" in outer
         assert outer.endswith("Outer needs the same number of workers")
+
+
+def test_a_damaged_share_changes_nothing() -> None:
+    """A single worker takes over the residuals of two; the second state is damaged."""
+
+    def work(cluster: ProcessGroupCluster) -> bool:
+        loop = HANDLES["wfbp"]()
+        loop.run(range(2))
+        own = loop.handle.state_dict()
+        states = [{**own, "owner": {**own["owner"], "rank": rank, "workers": 2}} for rank in range(2)]
+        loop.run(range(2, 3))
+        before = loop.handle.state_dict()
+        first = {name: value for name, value in own["groups"][0].items() if name != "memory"}
+        states[1] = {**states[1], "groups": [first, *own["groups"][1:]]}
+        assert "groups[0].memory" in complaint(lambda: loop.handle.load_resharded(states))
+        return same(before, loop.handle.state_dict())
+
+    assert run_workers(1, work) == [True]
+
+
+class Failing(torch.autograd.Function):
+    """The identity, whose backward pass runs out of memory."""
+
+    @staticmethod
+    def forward(context: Any, values: torch.Tensor) -> torch.Tensor:
+        return values.clone()
+
+    @staticmethod
+    def backward(context: Any, *gradients: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("out of memory")
+
+
+@pytest.mark.parametrize("kind", ["attach", "wfbp"])
+def test_synchronizations_of_a_failed_step_do_not_change_a_loaded_state(kind: str) -> None:
+    def work(cluster: ProcessGroupCluster) -> tuple[bool, bool]:
+        loop, reference = HANDLES[kind](), HANDLES[kind]()
+        loop.run(range(2))
+        reference.run(range(2))
+        saved = loop.handle.state_dict()
+        model, rule = copy.deepcopy((loop.model.state_dict(), loop.rule.state_dict()))
+        # Groups of later layers are in flight when the pass fails, and rank 1 fails later.
+        hook = next(loop.model.children()).register_forward_hook(lambda module, inputs, output: Failing.apply(output))
+        if cluster.local_ranks[0] == 1:
+            time.sleep(0.5)
+        with pytest.raises(RuntimeError, match="out of memory"):
+            loop.run(range(2, 3))
+        hook.remove()
+        loop.handle.load_state_dict(saved)
+        time.sleep(0.5)
+        unchanged = same(saved, loop.handle.state_dict())
+        if kind == "attach":
+            return unchanged, True  # DDP itself cannot continue
+        loop.model.load_state_dict(model)
+        loop.rule.load_state_dict(rule)
+        loop.run(range(2, 4))
+        reference.run(range(2, 4))
+        return unchanged, torch.equal(weights(loop.model), weights(reference.model))
+
+    assert run_workers(2, work) == [(True, True)] * 2
 
 
 def test_calibration_counts_in_stats() -> None:

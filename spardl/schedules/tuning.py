@@ -203,7 +203,7 @@ class Trials:
 
     def __init__(self, low: float, high: float, start: float, trials: int, seed: int) -> None:
         self._tuner = Tuner(low, high, start, trials, seed)
-        self._done = False
+        self._done = self._begun = False
         self._step_start: float | None = None
         self._seconds: list[float] = []
 
@@ -225,16 +225,18 @@ class Trials:
         if self._done:
             return None
         now = cluster.seconds()
-        if self._step_start is not None:
-            self._seconds.append(now - self._step_start)
-        self._step_start = now
+        # Counts every step, also a skipped one: workers skip different steps, but must decide in the same one.
+        if self._begun:
+            self._seconds.append(math.nan if self._step_start is None else now - self._step_start)
+        self._begun, self._step_start = True, now
         if len(self._seconds) < _SKIPPED + _COUNTED:
             return None
         return self._decide(cluster)
 
     def _decide(self, cluster: Cluster) -> float:
-        if cluster.leads:
-            self._tuner.tell(median(self._seconds[_SKIPPED:]))
+        found = [each for each in self._seconds[_SKIPPED:] if not math.isnan(each)]
+        if cluster.leads and found:  # otherwise all were skipped, and the same value is measured again
+            self._tuner.tell(median(found))
         mine = torch.tensor([self._tuner.proposal, self._tuner.done], dtype=torch.float64)
         size, done = gather_rows(cluster, [mine for _ in cluster.local_ranks])[0].tolist()
         self._done = bool(done)
@@ -272,4 +274,4 @@ class Trials:
         """Loads ``values`` that ``state_dict`` returned."""
         self._tuner.load_state_dict(values["tuner"])
         self._done = values["done"]
-        self._seconds, self._step_start = [], None
+        self._seconds, self._begun, self._step_start = [], False, None

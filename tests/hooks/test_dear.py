@@ -18,6 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 import spardl
 from spardl.basics.errors import ConfigError, PeerError, WorkerError
 from spardl.clusters import ProcessGroupCluster
+from spardl.schedules import Dear
 from tests.hooks.loops import weights
 from tests.hooks.small import DENSE, WHOLE, Loop, Parts, apart, sgd
 from tests.support.harness import run_workers
@@ -111,6 +112,24 @@ def test_dear_compares_learning_rates_of_the_same_step() -> None:
         return loop.handle.stats().steps
 
     assert run_workers(2, work) == [6, 6]
+
+
+def test_workers_of_dear_try_sizes_in_the_same_steps() -> None:
+    """One worker completes pending updates to save the weights, which it does not count as training."""
+
+    def work(cluster: object) -> bool:
+        loop = Loop(None)
+        loop.handle = spardl.attach(loop.ddp, DENSE, schedule=Dear(trials=2), optimizer=loop.optimizer)
+        for step in range(14):
+            loop.step(step)
+            if step == 2 and torch.distributed.get_rank() == 0:
+                loop.model.state_dict()
+        end = loop.end()
+        first = end.clone()
+        torch.distributed.broadcast(first, 0)
+        return torch.equal(first, end)
+
+    assert all(run_workers(2, work))
 
 
 def test_dears_flush_between_backward_and_step_loses_nothing() -> None:

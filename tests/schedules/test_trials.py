@@ -32,7 +32,7 @@ class Clock(SimulatedCluster):
 
 
 def test_the_first_steps_after_a_change_do_not_count() -> None:
-    # A call ends a step and begins the next one; a skipped step counts as neither.
+    # A call ends a step and begins the next one. A skipped step counts as a step, but its time does not.
     trials = Trials(1.0, 64.0, 8.0, 2, 0)
     clock = Clock([0, 9, 9, 1, 2, 3] + [0.5] * 20)
     assert [trials.next(clock) for _ in range(5)] == [None] * 5
@@ -41,10 +41,24 @@ def test_the_first_steps_after_a_change_do_not_count() -> None:
     assert trials.state_dict() == {"tuner": {"points": [8.0, second], "seconds": [2.0]}, "done": False}
     trials.next(clock)
     trials.skip_step()
-    assert [trials.next(clock) for _ in range(4)] == [None] * 4
+    assert [trials.next(clock) for _ in range(3)] == [None] * 3
     assert trials.next(clock) == second  # the faster of the two, and the last word
     assert trials.next(clock) is None
     assert trials.state_dict()["done"]
+
+
+def test_workers_that_skip_different_steps_decide_in_the_same_one() -> None:
+    trials = [Trials(1.0, 64.0, 8.0, 3, 0) for _ in range(3)]
+    clocks = [Clock([0.0] + [0.25] * 100) for _ in trials]
+    decisions: list[list[int]] = [[], [], []]
+    for step in range(20):
+        for number, (each, clock) in enumerate(zip(trials, clocks, strict=True)):
+            if each.next(clock) is not None:
+                decisions[number].append(step)
+            if number == 2 or step == 3 * number:  # the last one has no step to measure
+                each.skip_step()
+    assert decisions == [[5, 10, 15], [5, 10, 15], [5, 10, 15]]
+    assert [each.state_dict()["done"] for each in trials] == [True, True, False]
 
 
 def test_to_save_and_continue() -> None:

@@ -230,8 +230,8 @@ def check_update(
         )
     if not isinstance(schedule, Dear) and not method.momentum.moved:
         raise ConfigError(
-            "clip_norm has no effect where gradients are averaged (dense methods, powersgd, recipe='published'); "
-            "remove it and call clip_grad_norm_() in your loop"
+            "clip_norm has no effect where gradients are averaged (dense methods, powersgd, recipe='published', SGD "
+            "without momentum); remove it and call clip_grad_norm_() in your loop"
         )
 
 

@@ -168,7 +168,7 @@ class DelayedUpdate:
                 "step() first, or run that forward pass in torch.no_grad()"
             )
         if not self._awaits_step:
-            check_no_gradients(parameters)
+            check_no_gradients(parameters, zip(self._averager.gradient.names, parameters, strict=True))
         else:
             self._check_sent()
             self._awaits_step = False

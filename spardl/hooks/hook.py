@@ -395,7 +395,7 @@ class Hook(GradientHandle):
 
     @property
     def gradient_norm(self) -> float | None:
-        """2-norm of this worker's last gradient before clipping; ``None`` without ``optimizer=`` or ``clip_norm``."""
+        """2-norm of this worker's last gradient before clipping; ``None`` unless ``clip_norm`` is set."""
         return self._averager.engine.limit.measured if self._averager else None
 
     def detach(self) -> None:

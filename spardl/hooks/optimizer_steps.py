@@ -161,7 +161,7 @@ class StepGuard:
     """
 
     def __init__(self, named: Sequence[Named], optimizers: Sequence[torch.optim.Optimizer], *, in_place: bool) -> None:
-        self._in_place, self._steps = in_place, 0
+        self._named, self._in_place, self._steps = named, in_place, 0
         # Optimizers whose step has not applied the averages, and the one whose step is applying them right now.
         self._optimizers = tuple(optimizers)
         self._pending: set[torch.optim.Optimizer] = set()
@@ -275,7 +275,7 @@ class StepGuard:
                     f"step() would apply the gradient of {min(stale)} twice: the previous step() applied it, and a new "
                     "backward pass added to it; call optimizer.zero_grad() before the first backward pass of each step"
                 )
-            check_no_gradients(parameters)
+            check_no_gradients(parameters, self._named)
         mixed = [self._mixed[each] for each in parameters if each in self._mixed and _has_gradient(each)]
         if mixed:
             raise ConfigError(
@@ -411,23 +411,33 @@ class PassWatch:
         self._nodes = []
 
 
-def check_no_gradients(parameters: Iterable[nn.Parameter]) -> None:
+def check_no_gradients(parameters: Iterable[nn.Parameter], averaged: Iterable[tuple[str, nn.Parameter]] = ()) -> None:
     """Checks that all gradients are zero or ``None`` before an optimizer step without new averages.
 
     Such a step must not change the weights.
 
     Args:
         parameters: Parameters of the optimizer.
+        averaged: Parameters that the handle averages.
 
     Raises:
         ConfigError: If a gradient is not zero.
     """
-    if any(_has_gradient(each) for each in parameters):
-        raise ConfigError(
-            "step() would apply gradients that were not averaged since the last step(); before each step(), call "
-            "zero_grad(), run a forward pass through the model of this handle (not ddp.module) and a backward pass "
-            "outside no_sync(); to train without the handle, call detach()"
-        )
+    if not any(_has_gradient(each) for each in parameters):
+        return
+    # DDP waits for all gradients of a bucket. It reports this in the next forward pass, which step() prevents.
+    lacking = [name for name, each in averaged if not each.requires_grad or each.grad is None]
+    unused = (
+        f"; {lacking[0]} has no gradient: if it is frozen or unused, construct DistributedDataParallel with "
+        "find_unused_parameters=True"
+        if lacking
+        else ""
+    )
+    raise ConfigError(
+        "step() would apply gradients that were not averaged since the last step(); before each step(), call "
+        "zero_grad(), run a forward pass through the model of this handle (not ddp.module) and a backward pass "
+        f"outside no_sync(){unused}; to train without the handle, call detach()"
+    )
 
 
 def is_unchanged(gradient: Tensor, before: Tensor, scale: float) -> bool:

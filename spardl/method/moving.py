@@ -311,7 +311,7 @@ def rule_of(optimizer: torch.optim.Optimizer) -> Momentum:
     if any(rule != rules[0] for rule in rules):
         raise ConfigError(
             "this method compresses updates, so parameter groups may differ in learning rate and weight decay, but not "
-            f"in momentum or betas; make these equal, or use {_ANY_OPTIMIZER}"
+            f"in momentum, betas or eps; make these equal, or use {_ANY_OPTIMIZER}"
         )
     return rules[0]
 
@@ -331,7 +331,7 @@ def joint_rule(optimizers: Sequence[torch.optim.Optimizer]) -> Momentum:
     if any(rule != own[0] for own in (matrices, others) for rule in own):
         raise ConfigError(
             f"this method compresses updates, so the optimizers ({_kinds(optimizers)}) may differ in learning rate and "
-            f"weight decay, but not in momentum or betas; make these equal, or use {_ANY_OPTIMIZER}"
+            f"weight decay, but not in momentum, betas or eps; make these equal, or use {_ANY_OPTIMIZER}"
         )
     if not matrices or not others:
         return rules[0]

@@ -339,10 +339,15 @@ def _reject_unknown(unknown: set[str], known: list[str]) -> None:
     if unknown:
         *most, last = known or ["none"]
         listed = f"{', '.join(most)} and {last}" if most else last
-        candidates = [*known, *_HANDLE_ARGUMENTS]
-        hint = next(filter(None, (_did_you_mean(each, candidates) for each in sorted(unknown))), "")
+        hint = next(filter(None, (_hint_at(each, known) for each in sorted(unknown))), "")
         plural = "s" * (len(unknown) > 1)
         raise ConfigError(f"unknown option{plural} {', '.join(sorted(unknown))}; this method has {listed}{hint}")
+
+
+def _hint_at(option: str, known: list[str]) -> str:
+    if option in _HANDLE_ARGUMENTS:
+        return f"; {option} is an argument of attach() and Synchronizer(), which this call does not support"
+    return _did_you_mean(option, [*known, *_HANDLE_ARGUMENTS])
 
 
 def _did_you_mean(word: Any, known: Iterable[str]) -> str:

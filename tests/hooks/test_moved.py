@@ -416,7 +416,7 @@ ADAM = spardl.Method(TopK(0.1), SparDL(), GlobalResidual(), AdamMomentum())
         (cycled, "cycle_momentum=False"),
         (with_options(amsgrad=True), "does not support AdamW(amsgrad=True)"),
         (with_options(maximize=True), "maximize=False"),
-        (lambda: Loop(attached(PART), in_groups), "but not in momentum or betas"),
+        (lambda: Loop(attached(PART), in_groups), "but not in momentum, betas or eps"),
         (
             lambda: Loop(attached(PART), lambda model: torch.optim.Adagrad(model.parameters())),
             "not Adagrad; use one of these",

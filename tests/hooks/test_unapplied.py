@@ -280,6 +280,16 @@ def unfrozen(handle_of: Callable[[nn.Module], Any]) -> Callable[[], None]:
     return work
 
 
+def frozen(schedule: str) -> Callable[[], None]:
+    def work() -> None:
+        loop = Loop(WHOLE, schedule)
+        loop.step(0)
+        loop.model[0].requires_grad_(False)
+        loop.step(1)
+
+    return work
+
+
 def clipped_by_the_loop() -> None:
     loop = Loop(DENSE, "dear")
     loop.backward(0)
@@ -328,6 +338,8 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "two optimizers, dense": (with_two_optimizers("wfbp", DENSE), ""),
     "new group": (with_a_new_group("wfbp"), "1 of the optimizer's 5 parameters are not averaged"),
     "new group, dear": (with_a_new_group("dear"), "parameters are not averaged by this handle"),
+    "frozen": (frozen("wfbp"), "0.weight has no gradient: if it is frozen or unused, construct Distributed"),
+    "frozen, dear": (frozen("dear"), "has no gradient: if it is frozen or unused, construct DistributedDataParallel"),
     "unfrozen": (
         unfrozen(lambda model: spardl.Synchronizer(model.named_parameters(), "none")),
         "0.weight was frozen when this handle was created and is trained now",

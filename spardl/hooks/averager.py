@@ -26,7 +26,7 @@ from spardl.method.provenance import check_owner, check_whole, compare_if_loaded
 from spardl.method.refusals import NonFiniteCounts, NonFiniteReports, is_due
 from spardl.protocol.programs import Phase, Program, Worker, clone_data
 from spardl.schedules.engine import Schedule, Training
-from spardl.schedules.gradient_state import ResidualSize, Snapshot
+from spardl.schedules.gradient_state import ResidualSize, Snapshot, step_counts
 from spardl.schedules.wfbp import InBackward
 from spardl.vector.flat import CopiedGradient
 
@@ -340,9 +340,11 @@ class Averager:
         if self.begun:
             return
         self._cluster.check_alive()  # otherwise the communication thread would raise a less helpful error
-        # Read now: the check may run after step(), when the learning rate has changed.
-        given = self._given() if self._loads.due else {}
-        check = self._loads.step(self._worker, lambda: self.engine.facts(given), self._cluster.device)
+        # Read now: the check may run after step(), when the learning rate has changed. But synchronizations before it
+        # (of dear) still count their steps.
+        facts = self.engine.facts(self._given()) if self._loads.due else {}
+        state = self.engine.gradient_state
+        check = self._loads.step(self._worker, lambda: facts | {"step": step_counts(state)}, self._cluster.device)
         if not self._compared:
             self.engine.compare(self._given())
             self._compared = True
@@ -552,17 +554,17 @@ class Averager:
             PeerError: If a backward pass has failed, and another worker does not finish its synchronizations in time.
         """
         self.check_state(values)
-        with self._replacing_state():
+        with self.replacing_state():
             self.engine.load_state_dict(0, {name: clone_data(value) for name, value in values.items()})
 
     def forget(self) -> None:
         """Resets residuals, moments and counts as before the first step. Raises: as ``load_state_dict``."""
-        with self._replacing_state():
+        with self.replacing_state():
             self.engine.reset()
 
     @contextmanager
-    def _replacing_state(self) -> Iterator[None]:
-        # Synchronizations of a step that has begun belong to the old residuals, and would change them later.
+    def replacing_state(self) -> Iterator[None]:
+        """Ends a step in flight, whose synchronizations use the old residuals, while the engine's state is replaced."""
         only_forward = self.begun and not self._has_gradients
         self._abandon()
         # Loading may regroup, and DDP's buffers belong to the current groups.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -19,7 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from spardl.basics.errors import ConfigError
 from spardl.basics.weakrefs import TransientHook, weak_method
-from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager
+from spardl.hooks.averager import ALWAYS_CHECKED, CHECK_INTERVAL, Averager, Named
 from spardl.hooks.optimizer_steps import GradientMarks, check_no_gradients, is_unchanged, warn_clipped
 from spardl.schedules.apply_update import runs_closure
 from spardl.schedules.dear import InHalves
@@ -35,6 +35,7 @@ class DelayedUpdate:
         model: Model whose forward passes wait for the updates.
         optimizer: Optimizer of the model's parameters.
         clip_norm: Largest 2-norm of the average, to which the schedule clips; ``None`` for no limit.
+        awaited: Parameters without whose gradients DDP averages nothing.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class DelayedUpdate:
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         clip_norm: float | None = None,
+        awaited: Sequence[Named] = (),
     ) -> None:
         assert isinstance(averager.engine, InHalves)
         self._averager, self._engine = averager, averager.engine
@@ -50,7 +52,7 @@ class DelayedUpdate:
         self._awaits_step = self._dropped = self._usable = False
         self._sample: tuple[int, Tensor] | None = None
         self._marks = GradientMarks()
-        self._clip_norm, self._warned = clip_norm, False
+        self._clip_norm, self._warned, self._awaited = clip_norm, False, awaited
         self._hidden = ExitStack()
         self._hooks = list(self._register(model, optimizer))
 
@@ -168,7 +170,7 @@ class DelayedUpdate:
                 "step() first, or run that forward pass in torch.no_grad()"
             )
         if not self._awaits_step:
-            check_no_gradients(parameters, zip(self._averager.gradient.names, parameters, strict=True))
+            check_no_gradients(parameters, self._awaited)
         else:
             self._check_sent()
             self._awaits_step = False

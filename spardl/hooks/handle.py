@@ -251,7 +251,7 @@ class GradientHandle(Handle):
         if self._nodes.ranks_per_node > 1:
             super()._load_shares(states, before)  # rejects them
         ranks = sources(self._worker, before)
-        # All are checked before the first is loaded, so that an error leaves everything unchanged.
+        # All are checked before the first is loaded, so that an error leaves residuals and moments unchanged.
         for rank in ranks:
             check_owner(states[rank], {**self._owner, "rank": rank, "workers": before}, "groups")
         first, *others = ({**states[rank], "owner": self._owner} for rank in ranks)
@@ -266,11 +266,12 @@ class GradientHandle(Handle):
             self.load_state_dict(before_loading)
             raise
         # Compressor and communicator start again: their states may depend on the number of workers.
-        averager.engine.reset()
-        averager.engine.adopt(0, clone_data([first, *others]), before)
+        with averager.replacing_state():
+            averager.engine.reset()
+            averager.engine.adopt(0, clone_data([first, *others]), before)
 
-    def _watch_steps(self, *, delayed: bool = False) -> None:
-        """Starts to check the optimizer's steps; ``delayed``: whether updates are applied after ``step()`` returns."""
+    def _watch_steps(self, *, delayed: bool = False, awaited: Sequence[Named] = ()) -> None:
+        """Starts to check the optimizer's steps; see :class:`OptimizerSteps` for the options."""
         self._optimizer_steps = OptimizerSteps(
             self.method,
             self._optimizers,
@@ -278,6 +279,7 @@ class GradientHandle(Handle):
             weak_method(self._active_averager),
             delayed=delayed,
             clip_norm=self._clip_norm,
+            awaited=awaited,
         )
 
     @abstractmethod

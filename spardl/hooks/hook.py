@@ -194,12 +194,13 @@ class Hook(GradientHandle):
         self._latest: Hook | None = None
         self._predecessor: Hook | None = None
         self._delayed: DelayedUpdate | None = None
+        awaited = () if ddp.find_unused_parameters else self._trained
         if isinstance(chosen, Dear):
             (own,) = self._optimizers
             # DeAR observes the first forward pass, so it cannot wait until DDP has shown its buckets.
             more = {"model": ddp.module, "optimizer": own, "find_unused": ddp.find_unused_parameters}
             self._averager = self._make(Grouping(trained, chosen), **more)
-            self._delayed = DelayedUpdate(self._averager, ddp.module, own, clip_norm)
+            self._delayed = DelayedUpdate(self._averager, ddp.module, own, clip_norm, awaited)
             self._parameters_known = True
         else:
             # Made now, so that state_dict() is complete, and load_state_dict() checks, before the first step.
@@ -207,7 +208,7 @@ class Hook(GradientHandle):
         # Weak: torch keeps this object where Python's garbage collector cannot find a cycle with the DDP model.
         self._ddp, self._join_config = weakref.ref(ddp), join_config(ddp)
         # After DelayedUpdate, whose pre-step hook hides gradients from later ones.
-        self._watch_steps(delayed=self._delayed is not None)
+        self._watch_steps(delayed=self._delayed is not None, awaited=awaited)
         self._finalizer = on_finalize(self, self._optimizer_steps.handle_dropped)
         mark = self._delayed.mark if self._delayed else self._optimizer_steps.mark
         self._untraced, self._mark_after_backward = weak_method(self._average), after_backward(weak_method(mark))

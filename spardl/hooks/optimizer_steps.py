@@ -157,11 +157,19 @@ class StepGuard:
     Args:
         named: Trained parameters whose gradients are averaged.
         optimizers: Optimizers whose steps apply the averages, each to its own parameters.
+        awaited: Parameters without whose gradients DDP averages nothing.
         in_place: Whether ``.grad`` holds averages after a backward pass; otherwise it holds the worker's own gradients.
     """
 
-    def __init__(self, named: Sequence[Named], optimizers: Sequence[torch.optim.Optimizer], *, in_place: bool) -> None:
-        self._named, self._in_place, self._steps = named, in_place, 0
+    def __init__(
+        self,
+        named: Sequence[Named],
+        optimizers: Sequence[torch.optim.Optimizer],
+        awaited: Sequence[Named],
+        *,
+        in_place: bool,
+    ) -> None:
+        self._awaited, self._in_place, self._steps = awaited, in_place, 0
         # Optimizers whose step has not applied the averages, and the one whose step is applying them right now.
         self._optimizers = tuple(optimizers)
         self._pending: set[torch.optim.Optimizer] = set()
@@ -275,7 +283,8 @@ class StepGuard:
                     f"step() would apply the gradient of {min(stale)} twice: the previous step() applied it, and a new "
                     "backward pass added to it; call optimizer.zero_grad() before the first backward pass of each step"
                 )
-            check_no_gradients(parameters, self._named)
+            own = {each for group in optimizer.param_groups for each in group["params"]}
+            check_no_gradients(parameters, [each for each in self._awaited if each.parameter in own])
         mixed = [self._mixed[each] for each in parameters if each in self._mixed and _has_gradient(each)]
         if mixed:
             raise ConfigError(
@@ -411,14 +420,14 @@ class PassWatch:
         self._nodes = []
 
 
-def check_no_gradients(parameters: Iterable[nn.Parameter], averaged: Iterable[tuple[str, nn.Parameter]] = ()) -> None:
+def check_no_gradients(parameters: Iterable[nn.Parameter], awaited: Iterable[Named] = ()) -> None:
     """Checks that all gradients are zero or ``None`` before an optimizer step without new averages.
 
     Such a step must not change the weights.
 
     Args:
         parameters: Parameters of the optimizer.
-        averaged: Parameters that the handle averages.
+        awaited: Parameters without whose gradients DDP averages nothing.
 
     Raises:
         ConfigError: If a gradient is not zero.
@@ -426,7 +435,7 @@ def check_no_gradients(parameters: Iterable[nn.Parameter], averaged: Iterable[tu
     if not any(_has_gradient(each) for each in parameters):
         return
     # DDP waits for all gradients of a bucket. It reports this in the next forward pass, which step() prevents.
-    lacking = [name for name, each in averaged if not each.requires_grad or each.grad is None]
+    lacking = [name for name, each in awaited if not each.requires_grad or each.grad is None]
     unused = (
         f"; {lacking[0]} has no gradient: if it is frozen or unused, construct DistributedDataParallel with "
         "find_unused_parameters=True"
@@ -497,6 +506,7 @@ class OptimizerSteps:
         delayed: Whether updates are applied after ``step()`` has returned. ``.grad`` then holds each worker's own
             gradient.
         clip_norm: Largest 2-norm of each worker's own gradient, to which the handle clips; ``None`` for no limit.
+        awaited: Parameters without whose gradients DDP averages nothing.
     """
 
     def __init__(
@@ -508,6 +518,7 @@ class OptimizerSteps:
         *,
         delayed: bool = False,
         clip_norm: float | None = None,
+        awaited: Sequence[Named] = (),
     ) -> None:
         self._averager, self._delayed, self._clip_norm = averager, delayed, clip_norm
         self._state_replaced = False
@@ -516,7 +527,7 @@ class OptimizerSteps:
         self._guard: StepGuard | None = None
         self._watch: PassWatch | None = None
         if optimizers and (self._plain or (delayed and method.carries)):
-            self._guard = StepGuard(trained, optimizers, in_place=not delayed)
+            self._guard = StepGuard(trained, optimizers, awaited, in_place=not delayed)
         elif not delayed:
             self._watch = PassWatch(trained, carries=method.carries)
         self._marks = GradientMarks()

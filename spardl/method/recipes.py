@@ -52,17 +52,14 @@ GROUP = "spardl.methods"
 # Variants of a method: with the improvements of this library, or as published.
 RECIPES = ("recommended", "published")
 
-# Arguments of attach() and Synchronizer; misspelled ones are passed on as options of the method.
-_HANDLE_ARGUMENTS = (
-    "bucket_mb",
-    "clip_norm",
-    "find_unused",
-    "group",
-    "optimizer",
-    "ranks_per_node",
-    "scaler",
-    "schedule",
-    "timeout",
+# Arguments of handles, and which have them; misspelled ones are passed on as options of the method.
+_HANDLE_ARGUMENTS: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(("bucket_mb", "ranks_per_node", "scaler", "schedule"), "attach() and Synchronizer()"),
+        **dict.fromkeys(("clip_norm", "optimizer", "timeout"), "attach(), attach_fsdp() and Synchronizer()"),
+        "find_unused": "Synchronizer(); with attach(), pass find_unused_parameters=True to DistributedDataParallel",
+        "group": "attach_fsdp() and Synchronizer(); with attach(), pass process_group= to DistributedDataParallel",
+    }
 )
 
 T = TypeVar("T")
@@ -346,7 +343,7 @@ def _reject_unknown(unknown: set[str], known: list[str]) -> None:
 
 def _hint_at(option: str, known: list[str]) -> str:
     if option in _HANDLE_ARGUMENTS:
-        return f"; {option} is an argument of attach() and Synchronizer(), which this call does not support"
+        return f"; {option} is an argument of {_HANDLE_ARGUMENTS[option]}"
     return _did_you_mean(option, [*known, *_HANDLE_ARGUMENTS])
 
 

@@ -29,7 +29,7 @@ from spardl.method.registry import check_averages_gradients
 from spardl.protocol.programs import describe
 from spardl.schedules.averaging import Averaging, ModelUpdate
 from spardl.schedules.fusion import Range, is_partition, within
-from spardl.schedules.gradient_state import GradientState, ResidualSize, Usage
+from spardl.schedules.gradient_state import GradientState, ResidualSize, Usage, step_counts
 from spardl.schedules.scaling import Limit, Scale, Scaling
 from spardl.schedules.step import Step
 from spardl.schedules.tuning import Trials
@@ -241,7 +241,7 @@ class Engine(ABC):
         clip_norm, handle = self._training.clip_norm, type(self).__name__.strip("_")
         given = {"handle": handle, "groups": self.partition, "clip_norm": clip_norm} if given is None else given
         facts = {**method_settings(self._method), **{name: str(value) for name, value in given.items()}}
-        facts["step"] = ", ".join(dict.fromkeys(str(states[0].step) for states in self.gradient_state.states))
+        facts["step"] = step_counts(self.gradient_state)
         facts |= shapes_of(*self._gradient.forward())
         facts |= {"groups of layers": str(self.partition), "usage exchanged": str(self._usage.state_dict())}
         return {**facts, "trials": str(self._trials and self._trials.progress)}

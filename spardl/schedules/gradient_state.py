@@ -23,7 +23,7 @@ from spardl.schedules.fusion import Range, within
 from spardl.vector.flat import CopiedGradient, Storage
 from spardl.vector.layout import Layout
 
-__all__ = ["GradientState", "Group", "ResidualMonitor", "ResidualSize", "Snapshot", "Usage", "mean_size"]
+__all__ = ["GradientState", "Group", "ResidualMonitor", "ResidualSize", "Snapshot", "Usage", "mean_size", "step_counts"]
 
 
 # The size of residuals.
@@ -394,6 +394,11 @@ class GradientState:
         """
         for states, *saved in zip(self.states, *parts, strict=True):
             states[local].adopt(saved, worker, before)
+
+
+def step_counts(carried: GradientState) -> str:
+    """Returns the numbers of finished synchronizations of the groups, as text: one number if all are equal."""
+    return ", ".join(dict.fromkeys(str(states[0].step) for states in carried.states))
 
 
 def _step_sizes(step_size: Callable[[nn.Parameter], float], parameters: Sequence[nn.Parameter]) -> list[float]:

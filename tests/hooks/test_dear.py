@@ -74,17 +74,23 @@ def test_dear_loads_its_state_with_nothing_in_flight() -> None:
     assert all(run_workers(2, work))
 
 
-def test_dear_resets_its_state_after_a_forward_pass() -> None:
+@pytest.mark.parametrize("resharded", [False, True])
+def test_dear_replaces_its_state_after_a_forward_pass(resharded: bool) -> None:
     """The forward pass has prepared synchronizations with the old residuals."""
 
     def work(cluster: object) -> bool:
         loops = [Loop(spardl.make_method("spardl", density=0.3), "dear") for _ in range(2)]
         for loop in loops:
             loop.step(0)
-        loops[0].handle.flush()
+            loop.handle.flush()
+        own = loops[0].handle.state_dict()
+        of_four = [{**own, "owner": {**own["owner"], "rank": rank, "workers": 4}} for rank in range(4)]
         loops[1].ddp(torch.ones(5, 4, dtype=torch.float64))
         for loop in loops:
-            loop.handle.load_state_dict({})
+            if resharded:
+                loop.handle.load_resharded(of_four)
+            else:
+                loop.handle.load_state_dict({})
             for step in range(3):
                 loop.step(step)
             loop.end()
@@ -94,16 +100,23 @@ def test_dear_resets_its_state_after_a_forward_pass() -> None:
     assert all(run_workers(2, work))
 
 
-def test_dear_compares_learning_rates_of_the_same_step() -> None:
+def with_trials(trials: int) -> Loop:
+    loop = Loop(None)
+    loop.handle = spardl.attach(loop.ddp, DENSE, schedule=Dear(trials=trials), optimizer=loop.optimizer)
+    return loop
+
+
+@pytest.mark.parametrize("trials", [0, 3])
+def test_dear_compares_the_same_step(trials: int) -> None:
     """After a load, while a fast worker has already applied the step and changed its learning rate."""
 
     def work(cluster: object) -> int:
-        loop = Loop(DENSE, "dear")
+        loop = with_trials(trials) if trials else Loop(DENSE, "dear")
         rates = torch.optim.lr_scheduler.ExponentialLR(loop.optimizer, 0.9)
         # The second layer is slow, so that averages of the first step arrive late.
         loop.model[2].register_forward_pre_hook(lambda module, inputs: time.sleep(0.2))
-        for step in range(6):
-            if step == 3:
+        for step in range(7):
+            if step == 4:  # workers wait for each other in the fourth step, in which they exchange counts
                 loop.handle.load_state_dict(loop.handle.state_dict())
                 time.sleep(torch.distributed.get_rank())
             loop.step(step)
@@ -111,15 +124,14 @@ def test_dear_compares_learning_rates_of_the_same_step() -> None:
         loop.end()
         return loop.handle.stats().steps
 
-    assert run_workers(2, work) == [6, 6]
+    assert run_workers(2, work) == [7, 7]
 
 
 def test_workers_of_dear_try_sizes_in_the_same_steps() -> None:
     """One worker completes pending updates to save the weights, which it does not count as training."""
 
     def work(cluster: object) -> bool:
-        loop = Loop(None)
-        loop.handle = spardl.attach(loop.ddp, DENSE, schedule=Dear(trials=2), optimizer=loop.optimizer)
+        loop = with_trials(2)
         for step in range(14):
             loop.step(step)
             if step == 2 and torch.distributed.get_rank() == 0:

@@ -542,7 +542,7 @@ def test_unsuitable_optimizers_are_refused() -> None:
         "clip_norm=1.0 needs optimizer=",
         "update_scale=measured has no effect",
         "timeout=10.0 has no effect, because this handle averages gradients, not updates",
-        "scaler is an argument of attach() and Synchronizer(), which this call does not support",
+        "scaler is an argument of attach() and Synchronizer()",
     ]
     for found in run_workers(2, work):
         for line, start in zip(found, expected, strict=True):

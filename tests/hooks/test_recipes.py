@@ -109,6 +109,7 @@ def test_misspelt_options_are_corrected_and_parts_explained() -> None:
     cases = {
         "did you mean density?": lambda: spardl.make_method("spardl", densty=0.1),
         "did you mean optimizer?": lambda: spardl.make_method("spardl", optimiser=None),
+        "pass process_group= to Distributed": lambda: spardl.make_method("spardl", group=None),
         "combine parts with spardl.Method(": lambda: spardl.make_method(TopK(0.1)),  # type: ignore[arg-type]
     }
     for words, call in cases.items():

@@ -290,6 +290,16 @@ def frozen(schedule: str) -> Callable[[], None]:
     return work
 
 
+def accumulated_with_an_unused_layer() -> None:
+    """The DDP model allows unused parameters, so the error does not recommend it."""
+    model = DistributedDataParallel(Parts(), find_unused_parameters=True)
+    rule = sgd(model.parameters())
+    spardl.attach(model, WHOLE, optimizer=rule)
+    with model.no_sync():
+        model(torch.ones(2, 3, dtype=torch.float64), False).sum().backward()
+    rule.step()
+
+
 def clipped_by_the_loop() -> None:
     loop = Loop(DENSE, "dear")
     loop.backward(0)
@@ -340,6 +350,7 @@ CASES: dict[str, tuple[Callable[[], Any], str]] = {
     "new group, dear": (with_a_new_group("dear"), "parameters are not averaged by this handle"),
     "frozen": (frozen("wfbp"), "0.weight has no gradient: if it is frozen or unused, construct Distributed"),
     "frozen, dear": (frozen("dear"), "has no gradient: if it is frozen or unused, construct DistributedDataParallel"),
+    "no average, unused": (accumulated_with_an_unused_layer, "outside no_sync(); to train without the handle"),
     "unfrozen": (
         unfrozen(lambda model: spardl.Synchronizer(model.named_parameters(), "none")),
         "0.weight was frozen when this handle was created and is trained now",

@@ -123,7 +123,7 @@ def test_a_requeue_in_the_middle_changes_no_bit(slurm: Slurm, tmp_path: Path) ->
 
 
 def test_time_limit_requeues_and_scancel_ends(slurm: Slurm, tmp_path: Path) -> None:
-    words = (*LONG, "cluster.workers=2", "logger=wandb", "site.time=1", "site.signal_seconds=25")
+    words = (*LONG, "cluster.workers=2", "logger=wandb", "site.time=2", "site.signal_seconds=25")
     job = slurm.sweep(tmp_path, *words)
     slurm.until(lambda: list((tmp_path / ".submissions").glob("*/*_0_log.out")))
     (log,) = (tmp_path / ".submissions").glob("*/*_0_log.out")
